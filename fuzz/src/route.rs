@@ -27,8 +27,8 @@ pub fn route(data: &[u8]) {
         return;
     }
     let host = virtual_host(head.authority());
-    let mut dice = fastrand::Rng::with_seed(1);
-    let Ok(found) = find(&TABLE, &head, None, &mut dice) else {
+    let mut rng = fastrand::Rng::with_seed(1);
+    let Ok(found) = find(&TABLE, &head, None, &mut rng) else {
         assert!(host.routes.iter().all(|route| !holds(&route.matches, &head)), "{head:?}");
         return;
     };

@@ -16,16 +16,16 @@ const PIECES: [&[u8]; 16] = [
 
 #[test]
 fn seeds_and_their_mutations_cause_no_panic() {
-    let mut dice = fastrand::Rng::with_seed(2026);
+    let mut rng = fastrand::Rng::with_seed(2026);
     for (name, target) in TARGETS {
         let mut seeds = seeds(name);
         assert!(!seeds.is_empty(), "{name} has no seeds");
         seeds.iter().for_each(|seed| target(seed));
         seeds.push(Vec::new());
         for _ in 0..ROUNDS {
-            let mut bytes = dice.choice(&seeds).cloned().unwrap_or_default();
-            for _ in 0..dice.usize(1..=4) {
-                change(&mut bytes, &mut dice);
+            let mut bytes = rng.choice(&seeds).cloned().unwrap_or_default();
+            for _ in 0..rng.usize(1..=4) {
+                change(&mut bytes, &mut rng);
             }
             target(&bytes);
         }
@@ -39,14 +39,14 @@ fn seeds(name: &str) -> Vec<Vec<u8>> {
     files.iter().map(|file| fs::read(file).unwrap()).collect()
 }
 
-fn change(bytes: &mut Vec<u8>, dice: &mut fastrand::Rng) {
-    let at = dice.usize(0..=bytes.len());
-    let until = dice.usize(at..=bytes.len().min(at + 16));
-    match dice.u8(0..5) {
-        0 if at < bytes.len() => bytes[at] = dice.u8(..),
+fn change(bytes: &mut Vec<u8>, rng: &mut fastrand::Rng) {
+    let at = rng.usize(0..=bytes.len());
+    let until = rng.usize(at..=bytes.len().min(at + 16));
+    match rng.u8(0..5) {
+        0 if at < bytes.len() => bytes[at] = rng.u8(..),
         1 => drop(bytes.drain(at..until)),
         2 => bytes.extend_from_within(at..until),
         3 => bytes.truncate(at.max(1)),
-        _ => drop(bytes.splice(at..at, PIECES[dice.usize(..PIECES.len())].iter().copied())),
+        _ => drop(bytes.splice(at..at, PIECES[rng.usize(..PIECES.len())].iter().copied())),
     }
 }

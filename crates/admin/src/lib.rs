@@ -55,7 +55,7 @@ use tracing::{debug, warn};
 pub use index::index;
 
 /// Maximum length of a head, of a body that a handler reads, and of a piece of a response, in bytes.
-const LONGEST: usize = 64 << 10;
+const MAX_LENGTH: usize = 64 << 10;
 /// Pause after `accept` has failed.
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -114,7 +114,7 @@ pub async fn serve(listener: TcpListener, router: Router) -> Infallible {
 
 async fn serve_with(listener: TcpListener, router: Router, settings: Settings) -> Infallible {
     let connections = Connections::new(settings.limits);
-    let router = router.layer(DefaultBodyLimit::max(LONGEST));
+    let router = router.layer(DefaultBodyLimit::max(MAX_LENGTH));
     loop {
         let (stream, remote) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -155,7 +155,7 @@ async fn connection(
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(settings.head)
-        .max_buf_size(LONGEST)
+        .max_buf_size(MAX_LENGTH)
         .serve_connection(TokioIo::new(stream), service_fn(answer));
     tokio::select! {
         served = timeout(settings.life, served) => match served {
@@ -205,7 +205,7 @@ impl HttpBody for Sending {
                 None => return Poll::Ready(None),
             }
         }
-        let piece = self.rest.len().min(LONGEST);
+        let piece = self.rest.len().min(MAX_LENGTH);
         Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(piece)))))
     }
 
@@ -336,10 +336,10 @@ mod tests {
     #[tokio::test]
     async fn the_length_of_heads_and_bodies_is_limited() {
         let address = start(SETTINGS).await;
-        let long = format!("GET /who HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n", "x".repeat(2 * LONGEST));
+        let long = format!("GET /who HTTP/1.1\r\nhost: a\r\nx: {}\r\n\r\n", "x".repeat(2 * MAX_LENGTH));
         let answer = rest(send(address, long.as_bytes()).await).await;
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
-        let length = LONGEST + 1;
+        let length = MAX_LENGTH + 1;
         let head =
             format!("GET /body HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n");
         let long = [head.into_bytes(), vec![b'x'; length]].concat();

@@ -109,8 +109,8 @@ impl LoadOutcome {
 /// Returns a histogram of nanoseconds with three significant digits.
 pub(crate) fn histogram() -> anyhow::Result<Histogram<u64>> {
     /// Maximum latency of the histogram.
-    const LONGEST: u64 = 60_000_000_000;
-    Ok(Histogram::new_with_bounds(1, LONGEST, 3)?)
+    const MAX_LATENCY: u64 = 60_000_000_000;
+    Ok(Histogram::new_with_bounds(1, MAX_LATENCY, 3)?)
 }
 
 /// Applies the load. Calls `on_boundary` on this thread when the measured window begins and ends.

@@ -1,5 +1,5 @@
 //! `skysail bench sign`: certificates that the authority of the control plane signs per second, without the network.
-//! Measures the work between the arrival of a call and its answer, on any number of threads.
+//! Measures the work between the arrival of a call and its response, on any number of threads.
 
 use std::{
     thread,

@@ -141,7 +141,7 @@ pub(crate) struct Measurement {
     pub(crate) stolen_cpus: f64,
 }
 
-/// Share of lost requests above which a turn fails.
+/// Share of failed requests above which a turn fails.
 const MAX_LOST_SHARE: f64 = 0.01;
 /// Pause for the sidecars to end their start-up work.
 const SETTLE: Duration = Duration::from_millis(300);

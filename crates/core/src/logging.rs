@@ -25,7 +25,7 @@ use std::{
 use self::values::{Json, Text};
 pub use self::{
     lines::Flush,
-    values::{LONGEST_VALUE, Throttle},
+    values::{MAX_VALUE_LENGTH, Throttle},
 };
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{
@@ -90,9 +90,9 @@ pub fn init(format: Format) -> Flush {
     flush
 }
 
-/// Returns the number of lines lost since the start because standard error was not read fast enough.
-pub fn lost_lines() -> u64 {
-    lines::LINES.lost()
+/// Returns the number of lines dropped since the start because standard error was not read fast enough.
+pub fn dropped_lines() -> u64 {
+    lines::LINES.dropped()
 }
 
 fn filter(directives: &str) -> Result<EnvFilter, ParseError> {
@@ -112,7 +112,7 @@ fn default_directives(level: LevelFilter) -> String {
 }
 
 /// Formats a value from outside so that it can be logged, kept or shown. The result has no characters that move the
-/// cursor, end the line or change the direction of the text. It has at most [`LONGEST_VALUE`] bytes, followed by the
+/// cursor, end the line or change the direction of the text. It has at most [`MAX_VALUE_LENGTH`] bytes, followed by the
 /// number of bytes left out.
 pub fn printable(value: impl Display) -> String {
     let mut out = String::new();

@@ -1,6 +1,7 @@
-//! Names that both halves of the mesh build and parse.
+//! Names that control plane and sidecar build and parse.
 //!
-//! The names are Istio's, because dashboards, `EnvoyFilter`s and the other half of a mixed mesh match on them.
+//! The names are Istio's, because dashboards and `EnvoyFilter`s match on them, and so do istiod and `istio-proxy` in a
+//! mixed mesh.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! gRPC-Web: gRPC for clients that cannot send or receive trailers, such as browsers. Its messages are those of gRPC,
+//! gRPC-Web: gRPC for clients that can neither send nor receive trailers, such as browsers. Its messages are those of gRPC,
 //! in binary or base64. Trailers are an additional message at the end of the content.
 //! Source: <https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-WEB.md>, filter `envoy.filters.http.grpc_web`.
 

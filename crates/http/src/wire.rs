@@ -115,7 +115,7 @@ impl Wire {
     /// Returns whether the peer has closed the connection or the stream. Input that arrives before, such as the next
     /// request, is buffered up to a block.
     #[inline]
-    pub fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
+    pub fn is_closed(&mut self, cx: &mut Context<'_>) -> bool {
         match self {
             Self::Http1(stream) => {
                 while !stream.input.is_full() {
@@ -127,16 +127,16 @@ impl Wire {
                 }
                 false
             }
-            Self::Http2(duplex) => duplex.is_gone(cx),
+            Self::Http2(duplex) => duplex.is_closed(cx),
         }
     }
 
     /// Returns whether an HTTP/2 stream has ended early. For HTTP/1, reading and writing show that.
     #[inline]
-    pub fn is_lost(&mut self, cx: &mut Context<'_>) -> bool {
+    pub fn is_stream_closed(&mut self, cx: &mut Context<'_>) -> bool {
         match self {
             Self::Http1(_) => false,
-            Self::Http2(duplex) => duplex.is_gone(cx),
+            Self::Http2(duplex) => duplex.is_closed(cx),
         }
     }
 
@@ -145,7 +145,7 @@ impl Wire {
     pub fn has_ended(&mut self, cx: &mut Context<'_>) -> bool {
         match self {
             Self::Http1(stream) => stream.has_ended(),
-            Self::Http2(duplex) => duplex.is_gone(cx),
+            Self::Http2(duplex) => duplex.is_closed(cx),
         }
     }
 

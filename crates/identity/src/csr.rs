@@ -23,7 +23,7 @@ use x509_parser::{
 };
 
 /// Maximum length of a request, in bytes of PEM. A request for an RSA key of 8192 bits has about 4,000.
-pub const LONGEST: usize = 16 * 1024;
+pub const MAX_LENGTH: usize = 16 * 1024;
 const LABELS: [&str; 2] = ["CERTIFICATE REQUEST", "NEW CERTIFICATE REQUEST"];
 /// RSA key sizes in bits; larger keys are too expensive to verify.
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=8192;
@@ -31,8 +31,8 @@ const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=8192;
 /// Reason for refusing a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The request is longer than [`LONGEST`].
-    #[error("it has {0} bytes; the maximum is {LONGEST}")]
+    /// The request is longer than [`MAX_LENGTH`].
+    #[error("it has {0} bytes; the maximum is {MAX_LENGTH}")]
     TooLong(usize),
     /// The text is not a PEM request.
     #[error("it is not a certificate request in PEM: {0}")]
@@ -214,7 +214,7 @@ impl Csr {
 
 /// Decodes a text that consists of exactly one PEM block.
 fn one_block(text: &str) -> Result<Vec<u8>, Refusal> {
-    if text.len() > LONGEST {
+    if text.len() > MAX_LENGTH {
         return Err(Refusal::TooLong(text.len()));
     }
     match text.matches("-----BEGIN ").count() {

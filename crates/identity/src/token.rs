@@ -11,7 +11,7 @@ use crate::{Error, jwks::KeySet};
 /// Issuer name in tokens.
 pub const ISSUER: &str = "kubernetes/serviceaccount";
 /// Maximum length of a token, in bytes.
-const LONGEST: usize = 16 * 1024;
+const MAX_LENGTH: usize = 16 * 1024;
 
 /// Service account of a token.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -173,8 +173,8 @@ impl Verifier {
     /// One of the checks fails.
     pub fn verify(&self, token: &str) -> Result<ServiceAccount, Error> {
         let refused = |why: String| Error::Token(why);
-        if token.len() > LONGEST {
-            return Err(refused(format!("it has {} bytes; the maximum is {LONGEST}", token.len())));
+        if token.len() > MAX_LENGTH {
+            return Err(refused(format!("it has {} bytes; the maximum is {MAX_LENGTH}", token.len())));
         }
         let header = jsonwebtoken::decode_header(token).map_err(|error| refused(error.to_string()))?;
         let mut validation = self.validation.clone();
@@ -310,6 +310,6 @@ mod tests {
             let why = verify(&sign(&claims, &issuers[0], Some("old"))).unwrap_err();
             assert!(why.contains(words), "{claim}: {why}");
         }
-        assert!(verify(&"x".repeat(LONGEST + 1)).unwrap_err().contains("the maximum is"));
+        assert!(verify(&"x".repeat(MAX_LENGTH + 1)).unwrap_err().contains("the maximum is"));
     }
 }

@@ -82,7 +82,7 @@ const KNOWN: [(&str, &[&str]); 9] = [
 
 /// Maximum length of an expression in bytes, and maximum depth. Each level takes stack when it is parsed, evaluated
 /// and dropped.
-const LONGEST: usize = 16 * 1024;
+const MAX_LENGTH: usize = 16 * 1024;
 const DEEPEST: usize = 64;
 /// Stack for parsing. A text of maximum length may be deeper than allowed until it is refused.
 const STACK: usize = 256 << 20;
@@ -161,8 +161,8 @@ impl Expression {
     /// # Errors
     /// The text is no CEL expression, is too long or is too deep.
     pub fn compile(text: &str) -> Result<Self, String> {
-        if text.len() > LONGEST {
-            return Err(format!("is longer than {LONGEST} bytes"));
+        if text.len() > MAX_LENGTH {
+            return Err(format!("is longer than {MAX_LENGTH} bytes"));
         }
         let read = thread::scope(|scope| {
             let thread = thread::Builder::new().stack_size(STACK).spawn_scoped(scope, || Self::read(text));

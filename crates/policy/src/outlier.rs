@@ -23,7 +23,7 @@ pub(crate) mod tests;
 pub enum UpstreamResult {
     /// A response with this status.
     Answered(u16),
-    /// A connection was established; nothing is known of its payload.
+    /// A connection was established; the result of its payload is unknown.
     Connected,
     /// The connection failed or was reset.
     Failed {

@@ -58,7 +58,7 @@ fn body(mut out: Buffer, framing: Framing, content: &[Vec<u8>], trailers: Option
 pub fn inspect(bytes: &[u8]) -> [Option<String>; 2] {
     let (mut tls, mut http) = (inspect::TlsInspector::default(), inspect::HttpInspector::default());
     let mut findings = [Findings::default(), Findings::default()];
-    let seen = [tls.look(bytes, false, &mut findings[0]), http.look(bytes, false, &mut findings[1])];
+    let seen = [tls.inspect(bytes, false, &mut findings[0]), http.inspect(bytes, false, &mut findings[1])];
     [0, 1].map(|at| (seen[at] != InspectionState::More).then(|| format!("{:?} {:?}", seen[at], findings[at])))
 }
 
@@ -66,18 +66,18 @@ pub fn inspect(bytes: &[u8]) -> [Option<String>; 2] {
 pub fn inspect_in_pieces(bytes: &[u8]) -> [Option<String>; 2] {
     let (mut tls, mut http) = (inspect::TlsInspector::default(), inspect::HttpInspector::default());
     [
-        first_verdict(bytes, |bytes, findings| tls.look(bytes, false, findings)),
-        first_verdict(bytes, |bytes, findings| http.look(bytes, false, findings)),
+        first_verdict(bytes, |bytes, findings| tls.inspect(bytes, false, findings)),
+        first_verdict(bytes, |bytes, findings| http.inspect(bytes, false, findings)),
     ]
 }
 
 fn first_verdict(
     bytes: &[u8],
-    mut look: impl FnMut(&[u8], &mut Findings) -> InspectionState,
+    mut inspect: impl FnMut(&[u8], &mut Findings) -> InspectionState,
 ) -> Option<String> {
     let mut findings = Findings::default();
-    let mut looks = (0..=bytes.len()).map(|end| look(&bytes[..end], &mut findings));
-    let seen = looks.find(|seen| *seen != InspectionState::More)?;
+    let mut states = (0..=bytes.len()).map(|end| inspect(&bytes[..end], &mut findings));
+    let seen = states.find(|seen| *seen != InspectionState::More)?;
     Some(format!("{seen:?} {findings:?}"))
 }
 

@@ -1,4 +1,4 @@
-//! The echo server, the stand-in of unknown images: it returns and logs each request.
+//! The echo server, which runs in place of unknown images: it returns and logs each request.
 //!
 //! [`http`] answers HTTP of both versions with a report, [`grpc`] answers gRPC calls on the same ports, and [`tcp`]
 //! returns all bytes. The page docs/stand-ins.md describes it for users.

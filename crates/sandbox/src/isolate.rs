@@ -3,8 +3,7 @@
 //! The program runs twice. *Outside*, [`run_inside`] creates mount, network, PID, IPC and host name namespaces, and a
 //! user namespace unless it runs as root. It starts the program again inside them and forwards signals and the exit
 //! code. *Inside*, the second process is process 1 of the PID namespace. When it ends, the kernel ends every process of
-//! the mesh and frees every namespace. The inner process ends when the outer one ends ([`set_up`]). process of the mesh
-//! and frees every namespace. It ends with the one outside, too ([`set_up`]).
+//! the mesh and frees every namespace. The inner process ends when the outer one ends ([`set_up`]).
 
 use std::{
     ffi::OsString,

@@ -114,7 +114,7 @@ pub(crate) fn last_line(log: &Path) -> Option<String> {
 /// Variables that programs inherit from the environment of `skysail up`.
 const INHERITED: [&str; 7] = ["PATH", "HOME", "TERM", "LANG", "TMPDIR", "SKYSAIL_LOG", "RUST_BACKTRACE"];
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+const MAX_PAUSE: Duration = Duration::from_secs(10);
 /// Runtime after which the failure count and the pause are reset.
 const SETTLED: Duration = Duration::from_secs(10);
 /// Number of bytes at the end of a log that are searched for its last line.
@@ -184,7 +184,7 @@ pub(crate) async fn supervise(
             return if has_succeeded { FinalState::Succeeded } else { FinalState::Failed };
         }
         tokio::select! {
-            () = tokio::time::sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
+            () = tokio::time::sleep(pause) => pause = (pause * 2).min(MAX_PAUSE),
             _ = stopping(&mut stop) => return FinalState::Stopped,
         }
     }

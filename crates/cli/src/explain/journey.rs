@@ -1,4 +1,4 @@
-//! The way of a request from proxy to proxy.
+//! The path of a request from proxy to proxy.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 

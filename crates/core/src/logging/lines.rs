@@ -2,7 +2,8 @@
 //!
 //! Standard error often is a pipe, and a write to a pipe blocks while its reader does not read. A dedicated thread
 //! therefore writes from a bounded buffer, so no caller waits. Lines that do not fit are dropped and counted, and the
-//! log reports their number when there is room again. If the reader has closed the pipe, only the lines are lost.
+//! log reports their number when there is room again. If the reader has closed the pipe, the program continues
+//! and the lines are dropped.
 
 use std::{
     io::{self, Write},
@@ -30,9 +31,9 @@ struct BufferState {
     started: bool,
     /// The writer thread has taken lines and not written them yet.
     writing: bool,
-    /// Number of lines lost since the start.
-    lost: u64,
-    /// Number of lost lines that the log has not reported yet.
+    /// Number of lines dropped since the start.
+    dropped: u64,
+    /// Number of dropped lines that the log has not reported yet.
     unreported: u64,
 }
 
@@ -41,7 +42,7 @@ pub(super) static LINES: Lines = Lines::new();
 
 /// Writes the remaining lines on drop. Keep it until the program ends.
 #[derive(Debug)]
-#[must_use = "the last lines are lost unless this is kept until the end"]
+#[must_use = "the last lines are dropped unless this is kept until the end"]
 pub struct Flush(());
 
 impl Drop for Flush {
@@ -77,7 +78,7 @@ pub(super) fn start() -> Flush {
 impl Lines {
     const fn new() -> Self {
         let state =
-            BufferState { waiting: Vec::new(), started: false, writing: false, lost: 0, unreported: 0 };
+            BufferState { waiting: Vec::new(), started: false, writing: false, dropped: 0, unreported: 0 };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -86,9 +87,9 @@ impl Lines {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the number of lost lines.
-    pub(super) fn lost(&self) -> u64 {
-        self.lock().lost
+    /// Returns the number of dropped lines.
+    pub(super) fn dropped(&self) -> u64 {
+        self.lock().dropped
     }
 
     fn push(&self, line: &[u8]) {
@@ -97,7 +98,7 @@ impl Lines {
             drop(state);
             let _ = io::stderr().write_all(line);
         } else if state.waiting.len() + line.len() > MAX_WAITING {
-            state.lost += 1;
+            state.dropped += 1;
             state.unreported += 1;
         } else {
             state.waiting.extend_from_slice(line);
@@ -126,11 +127,11 @@ impl Lines {
         let mut written = to.write_all(&batch);
         if unreported > 0 && written.is_ok() {
             written =
-                writeln!(to, "{unreported} log lines were lost: standard error is not read fast enough");
+                writeln!(to, "{unreported} log lines were dropped: standard error is not read fast enough");
         }
         let mut state = self.lock();
         if written.is_err() {
-            state.lost += batch.iter().filter(|byte| **byte == b'\n').count() as u64;
+            state.dropped += batch.iter().filter(|byte| **byte == b'\n').count() as u64;
         }
         state.writing = false;
         drop(state);
@@ -172,26 +173,26 @@ mod tests {
     }
 
     #[test]
-    fn no_caller_waits_for_the_reader_and_lost_lines_are_reported() {
+    fn no_caller_waits_for_the_reader_and_dropped_lines_are_reported() {
         let lines = started();
         let line = vec![b'x'; MAX_WAITING / 4];
         (0..6).for_each(|_| lines.push(&line));
-        assert_eq!(lines.lost(), 2);
+        assert_eq!(lines.dropped(), 2);
         let (sender, receiver) = mpsc::channel();
         let mut slow = Slow(receiver, Vec::new());
         (0..8).for_each(|_| sender.send(()).unwrap());
         lines.write_waiting(&mut slow);
         let text = String::from_utf8(slow.1).unwrap();
-        assert!(text.ends_with("x2 log lines were lost: standard error is not read fast enough\n"));
+        assert!(text.ends_with("x2 log lines were dropped: standard error is not read fast enough\n"));
         lines.flush(Duration::MAX);
     }
 
     #[test]
-    fn lines_written_to_a_closed_pipe_are_counted_as_lost() {
+    fn lines_written_to_a_closed_pipe_are_counted_as_dropped() {
         let lines = started();
         lines.push(b"a\nb\n");
         let (_, receiver) = mpsc::channel();
         lines.write_waiting(&mut Slow(receiver, Vec::new()));
-        assert_eq!(lines.lost(), 2);
+        assert_eq!(lines.dropped(), 2);
     }
 }

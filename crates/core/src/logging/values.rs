@@ -23,7 +23,7 @@ use tracing_subscriber::{
 };
 
 /// Maximum length of a value in a log line, in bytes after escaping.
-pub const LONGEST_VALUE: usize = 2_048;
+pub const MAX_VALUE_LENGTH: usize = 2_048;
 
 /// Name of the field that holds an event's message.
 const MESSAGE: &str = "message";
@@ -32,7 +32,7 @@ const LOG_CRATE: &str = "log.";
 
 /// Writes a value, escaped and truncated.
 pub(super) fn write_escaped(out: &mut dyn Write, value: fmt::Arguments<'_>) -> fmt::Result {
-    let mut escaped = Escaped { out, left: LONGEST_VALUE, cut: 0 };
+    let mut escaped = Escaped { out, left: MAX_VALUE_LENGTH, cut: 0 };
     escaped.write_fmt(value)?;
     match escaped.cut {
         0 => Ok(()),
@@ -297,12 +297,12 @@ mod tests {
         for unit in ["x", "ü", "\n", "\u{202e}"] {
             let id = unit.repeat((1 << 20) / unit.len());
             for line in lines(&id) {
-                assert!(line.len() < 8 * LONGEST_VALUE, "{} bytes", line.len());
+                assert!(line.len() < 8 * MAX_VALUE_LENGTH, "{} bytes", line.len());
                 assert!(line.contains("bytes more)"), "{line}");
                 assert_eq!(line.matches('\n').count(), 1);
             }
         }
-        let exact = "x".repeat(LONGEST_VALUE);
+        let exact = "x".repeat(MAX_VALUE_LENGTH);
         assert_eq!(printable(&exact), exact);
         assert_eq!(printable(format!("{exact}é")), format!("{exact}… (2 bytes more)"));
         assert_eq!(printable("Größe 5 µs 漢字"), "Größe 5 µs 漢字");

@@ -165,7 +165,7 @@ pub fn response(
 pub fn trailers(bytes: &[u8], limits: &HeadLimits, into: &mut Headers) -> Result<(), Malformed> {
     into.load(bytes);
     fields(into, 0, limits)?;
-    if into.iter().any(|(name, _)| comes_too_late(name)) {
+    if into.iter().any(|(name, _)| is_forbidden_in_trailers(name)) {
         return Err(BAD);
     }
     head::combine_answered(into);
@@ -174,7 +174,7 @@ pub fn trailers(bytes: &[u8], limits: &HeadLimits, into: &mut Headers) -> Result
 
 /// Returns whether a field is not allowed in trailers, because it frames or routes a message or identifies its sender
 /// (RFC 9110, section 6.5.1).
-pub fn comes_too_late(name: &[u8]) -> bool {
+pub fn is_forbidden_in_trailers(name: &[u8]) -> bool {
     const NEVER: [&[u8]; 12] = [
         b"content-length",
         b"transfer-encoding",

@@ -52,7 +52,7 @@ impl PingState {
         let mut queued = false;
         while self.timer.poll(cx, Some(self.due)).is_ready() {
             if self.ping_sent {
-                session.lose(StreamError::Silent);
+                session.close_with(StreamError::Silent);
                 return false;
             }
             session.ask();
@@ -111,17 +111,17 @@ impl Driver {
 
     /// Ends the connection because of the peer's behaviour (ENHANCE_YOUR_CALM).
     pub fn fail(&self) {
-        self.session.borrow_mut().fail(Reason::CALM);
+        self.session.borrow_mut().fail(Reason::ENHANCE_YOUR_CALM);
     }
 
     /// Asks the peer to open no more streams. Streams in transit are accepted.
-    pub fn leave(&self) {
-        self.session.borrow_mut().leave();
+    pub fn begin_shutdown(&self) {
+        self.session.borrow_mut().begin_shutdown();
     }
 
     /// Returns whether the peer has been asked and has not acknowledged yet.
-    pub fn is_leaving(&self) -> bool {
-        self.session.borrow().is_leaving()
+    pub fn is_shutting_down(&self) -> bool {
+        self.session.borrow().is_shutting_down()
     }
 
     /// Accepts no more streams.
@@ -193,7 +193,7 @@ impl Driver {
         loop {
             let read = session.is_over() || read(stream, session, until, cx).is_pending();
             if let Poll::Ready(Err(error)) = flush(stream, session, cx) {
-                session.lose(StreamError::Closed(error.to_string().into()));
+                session.close_with(StreamError::Closed(error.to_string().into()));
             }
             // Input that was left unread because of unwritten output may be read after it has been written.
             if read || session.is_over() || session.out.len() >= BACKLOG {
@@ -219,7 +219,7 @@ impl Drop for Driver {
     fn drop(&mut self) {
         let wakes = {
             let mut session = self.session.borrow_mut();
-            session.lose(StreamError::Closed("closed".into()));
+            session.close_with(StreamError::Closed("closed".into()));
             std::mem::take(&mut session.wakes)
         };
         wakes.into_iter().for_each(|waker| waker.wake());
@@ -242,8 +242,8 @@ fn read(stream: &mut Stream, session: &mut Session, until: u64, cx: &mut Context
         }
         match ready!(stream.poll_fill(cx)) {
             Ok(1..) => {}
-            Ok(_) => session.lose(StreamError::Closed("closed by the peer".into())),
-            Err(error) => session.lose(StreamError::Closed(error.to_string().into())),
+            Ok(_) => session.close_with(StreamError::Closed("closed by the peer".into())),
+            Err(error) => session.close_with(StreamError::Closed(error.to_string().into())),
         }
         if session.is_over() {
             break;

@@ -195,8 +195,8 @@ impl Duplex {
     }
 
     /// Returns whether the stream has ended early.
-    pub fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
-        self.id.is_some_and(|id| self.connection.0.borrow_mut().is_gone(cx, id))
+    pub fn is_closed(&mut self, cx: &mut Context<'_>) -> bool {
+        self.id.is_some_and(|id| self.connection.0.borrow_mut().is_closed(cx, id))
     }
 
     /// Resets the stream.

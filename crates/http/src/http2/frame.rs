@@ -177,7 +177,7 @@ impl Reason {
     pub const REFUSED: Self = Self(7);
     pub const CANCEL: Self = Self(8);
     pub const COMPRESSION: Self = Self(9);
-    pub const CALM: Self = Self(11);
+    pub const ENHANCE_YOUR_CALM: Self = Self(11);
 }
 
 /// Writes the name in the RFC.

@@ -5,7 +5,7 @@ use crate::{
     head::{self, Headers, RequestHead, ResponseHead, Scheme, Version},
     http1::{
         Framing,
-        parse::{self, comes_too_late, is_field_value, is_lower_token, is_token},
+        parse::{self, is_field_value, is_forbidden_in_trailers, is_lower_token, is_token},
     },
 };
 
@@ -180,7 +180,7 @@ impl<'a> HeadReader<'a> {
             Target::Request(head) => head.push(name, value),
             Target::Answer(head) => head.push(name, value),
             // Discarding is allowed (RFC 9110, section 6.5.1), and nothing in HTTP/2 depends on these fields.
-            Target::Trailers(_) if comes_too_late(name) => {}
+            Target::Trailers(_) if is_forbidden_in_trailers(name) => {}
             Target::Trailers(head) => head.push(name, value),
             Target::Nothing => {}
         }

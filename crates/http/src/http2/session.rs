@@ -434,7 +434,7 @@ impl Session {
 
     /// Starts a graceful shutdown: existing streams continue. Streams of the peer that are in transit are accepted
     /// until the peer acknowledges (RFC 9113, section 6.8).
-    pub(super) fn leave(&mut self) {
+    pub(super) fn begin_shutdown(&mut self) {
         if self.leaving == ShutdownState::No && self.error.is_none() {
             self.leaving = ShutdownState::Announced;
             frame::go_away(&mut self.out, LAST_STREAM, Reason::NONE);
@@ -443,13 +443,13 @@ impl Session {
     }
 
     /// Returns whether the shutdown has started and the peer has not acknowledged.
-    pub(super) fn is_leaving(&self) -> bool {
+    pub(super) fn is_shutting_down(&self) -> bool {
         self.leaving == ShutdownState::Announced
     }
 
     /// Completes the shutdown: accepts no more streams, and tells the peer which stream was the last.
     pub(super) fn refuse(&mut self) {
-        if self.is_leaving() {
+        if self.is_shutting_down() {
             self.leaving = ShutdownState::Final;
             let last = if self.role == Role::Server { self.last } else { 0 };
             frame::go_away(&mut self.out, last, Reason::NONE);
@@ -461,12 +461,12 @@ impl Session {
         if self.error.is_none() {
             let last = if self.role == Role::Server { self.last } else { 0 };
             frame::go_away(&mut self.out, last, reason);
-            self.lose(StreamError::Broken(reason));
+            self.close_with(StreamError::Broken(reason));
         }
     }
 
     /// Ends the connection, because it has failed.
-    pub(super) fn lose(&mut self, why: StreamError) {
+    pub(super) fn close_with(&mut self, why: StreamError) {
         if self.error.is_some() {
             return;
         }

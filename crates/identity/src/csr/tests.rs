@@ -38,7 +38,7 @@ fn supported_keys_are_accepted() {
 fn each_fault_has_its_reason() {
     let good = request!("p256");
     for (name, text, reason) in [
-        ("too long", &*"x".repeat(LONGEST + 1), "too_long"),
+        ("too long", &*"x".repeat(MAX_LENGTH + 1), "too_long"),
         ("empty", "", "not_pem"),
         ("another block", &good.replace("CERTIFICATE REQUEST", "CERTIFICATE"), "not_pem"),
         ("no end", good.split("-----END").next().unwrap(), "trailing"),

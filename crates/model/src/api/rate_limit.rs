@@ -167,8 +167,8 @@ pub struct LimitResponse {
     pub rate_limit_headers: bool,
 }
 
-/// Maximum number of combinations that are counted apart, if the rule does not set it.
-pub const MAX_KEYS: u32 = 10_000;
+/// Default of `maxKeys`: number of combinations of values that are counted apart.
+pub const DEFAULT_MAX_KEYS: u32 = 10_000;
 /// Name of a rule without name.
 const UNNAMED: &str = "rule";
 

@@ -58,7 +58,7 @@ use crate::{
     api::{
         RateLimitPolicy, Service, StringMatch, Typed, VirtualService,
         rate_limit::{
-            GlobalLimit, Limit, LimitResponse, MAX_KEYS, RateLimitKey, RateLimitMatch, RateLimitRule,
+            DEFAULT_MAX_KEYS, GlobalLimit, Limit, LimitResponse, RateLimitKey, RateLimitMatch, RateLimitRule,
         },
         virtual_service::IstioHttpRoute,
     },
@@ -293,7 +293,7 @@ impl RuleCompiler<'_> {
             max_dynamic_descriptors: if rule.by.is_empty() {
                 None
             } else {
-                uint32(limit.max_keys.unwrap_or(MAX_KEYS))
+                uint32(limit.max_keys.unwrap_or(DEFAULT_MAX_KEYS))
             },
             rate_limited_as_resource_exhausted: true,
             enable_x_ratelimit_headers: response.rate_limit_headers.into(),

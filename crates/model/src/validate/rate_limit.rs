@@ -24,7 +24,7 @@ const MIN_INTERVAL: Duration = Duration::from_millis(50);
 /// Longest interval: one year.
 const MAX_INTERVAL: Duration = Duration::from_secs(365 * 86_400);
 /// Maximum number of combinations of values that are counted apart. Each takes about 200 bytes.
-const MOST_KEYS: u32 = 1 << 20;
+const MAX_KEYS: u32 = 1 << 20;
 
 /// Checks a RateLimitPolicy.
 pub(crate) fn rate_limit_policy(spec: &RateLimitPolicy) -> Vec<Finding> {
@@ -271,8 +271,8 @@ fn limits(limit: &Limit, by: &[RateLimitKey], field: &str, findings: &mut Findin
         _ => {}
     }
     match limit.max_keys {
-        Some(max) if !(1..=MOST_KEYS).contains(&max) => {
-            let message = format!("{max} is not between 1 and {MOST_KEYS}");
+        Some(max) if !(1..=MAX_KEYS).contains(&max) => {
+            let message = format!("{max} is not between 1 and {MAX_KEYS}");
             findings.add(Code::OutOfRange, format!("{field}.maxKeys"), message, "set another number");
         }
         Some(_) if by.is_empty() => {

@@ -1,4 +1,4 @@
-//! Hash keys: parts of a request that lead requests with the same value to the same endpoint.
+//! Hash keys: parts of a request. Requests with the same value go to the same endpoint.
 
 use std::{fmt::Write as _, net::SocketAddr};
 

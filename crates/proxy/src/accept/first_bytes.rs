@@ -137,11 +137,11 @@ impl<'a, D: FnOnce() -> Option<EarlyUpstream>> Inspection<'a, D> {
     fn is_known(&mut self, inspector: &mut Inspector, findings: &mut Findings) -> io::Result<bool> {
         let bytes = self.stream.input.bytes();
         let is_last = bytes.len() >= MAX_INSPECTED || self.reads >= MAX_READS;
-        let look = match inspector {
-            Inspector::Tls(inspector) => inspector.look(bytes, is_last, findings),
-            Inspector::Http(inspector) => inspector.look(bytes, is_last, findings),
+        let state = match inspector {
+            Inspector::Tls(inspector) => inspector.inspect(bytes, is_last, findings),
+            Inspector::Http(inspector) => inspector.inspect(bytes, is_last, findings),
         };
-        match look {
+        match state {
             InspectionState::Known => return Ok(true),
             InspectionState::Broken => {
                 let (length, reads) = (bytes.len(), self.reads);

@@ -124,8 +124,8 @@ fn admit(worker: &Worker, name: &Arc<str>, source: SocketAddr) -> Option<Accepta
     }
     let snapshot = worker.snapshot();
     let listener = snapshot.listeners.by_name.get(name);
-    let roll = || worker.dice.borrow_mut().f64();
-    let admission = worker.shared.pressure.admit(listener.map(|listener| &**listener), roll);
+    let random = || worker.rng.borrow_mut().f64();
+    let admission = worker.shared.pressure.admit(listener.map(|listener| &**listener), random);
     match admission {
         Acceptance::Counted(_) | Acceptance::Free => return Some(admission),
         Acceptance::TooMany => {

@@ -181,12 +181,12 @@ impl Workers {
 
     /// Returns the metrics of every worker.
     pub async fn scrape(&self) -> Vec<ShardSnapshot> {
-        self.ask(Command::Scrape).await
+        self.broadcast(Command::Scrape).await
     }
 
     /// Returns the statistics of every endpoint on each worker.
     pub async fn clusters(&self) -> Vec<HostStats> {
-        self.ask(Command::Clusters).await.into_iter().flatten().collect()
+        self.broadcast(Command::Clusters).await.into_iter().flatten().collect()
     }
 
     /// Returns the number of workers.
@@ -196,12 +196,12 @@ impl Workers {
 
     /// Makes all workers refuse new requests, or no longer.
     pub(crate) async fn refuse_requests(&self, refuse: bool) {
-        self.ask(|done| Command::Refuse(refuse, done)).await;
+        self.broadcast(|done| Command::Refuse(refuse, done)).await;
     }
 
     /// Begins a drain on all workers: clients get `connection: close` or GOAWAY. Returns once all workers have begun.
     pub async fn begin_drain(&self, drain: Drain) {
-        self.ask(|begun| Command::Drain(drain, begun)).await;
+        self.broadcast(|begun| Command::Drain(drain, begun)).await;
     }
 
     /// Closes listeners and idle connections, waits for the requests in flight for at most `timeout`, and returns the
@@ -213,10 +213,10 @@ impl Workers {
         const FIRST: &[Direction] = &[Direction::Inbound, Direction::Unspecified];
         let begun = Instant::now();
         self.begin_drain(Drain { directions: FIRST, close: true, timeout }).await;
-        self.ask(|quiet| Command::Quiet(FIRST, timeout, quiet)).await;
+        self.broadcast(|quiet| Command::Quiet(FIRST, timeout, quiet)).await;
         let left = timeout.saturating_sub(begun.elapsed());
         self.begin_drain(Drain { directions: Direction::ALL, close: true, timeout: left }).await;
-        self.ask(|done| Command::End(left, done)).await.into_iter().sum()
+        self.broadcast(|done| Command::End(left, done)).await.into_iter().sum()
     }
 
     /// Ends the threads and waits for them. Call [`Self::drain`] first.
@@ -228,7 +228,7 @@ impl Workers {
     }
 
     /// Sends a command to every worker, and returns the responses.
-    async fn ask<T>(&self, command: impl Fn(oneshot::Sender<T>) -> Command) -> Vec<T> {
+    async fn broadcast<T>(&self, command: impl Fn(oneshot::Sender<T>) -> Command) -> Vec<T> {
         let answers: Vec<_> = self
             .senders
             .iter()

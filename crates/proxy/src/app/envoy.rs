@@ -114,10 +114,10 @@ impl Envoy {
 
     /// Drains Envoy's listeners (`connection: close`, GOAWAY) and waits until no downstream connection is open.
     async fn drain(&self) -> anyhow::Result<()> {
-        self.ask("POST", "/drain_listeners?graceful").await?;
+        self.request("POST", "/drain_listeners?graceful").await?;
         let own = [self.health(), self.metrics()].map(|port| format!("0.0.0.0_{port}"));
         loop {
-            let stats = self.ask("GET", "/stats?filter=downstream_cx_active").await?;
+            let stats = self.request("GET", "/stats?filter=downstream_cx_active").await?;
             if open_connections(&stats, &own) == 0 {
                 return Ok(());
             }
@@ -126,7 +126,7 @@ impl Envoy {
     }
 
     /// Sends a request to Envoy's admin page and returns the response.
-    async fn ask(&self, method: &str, path: &str) -> std::io::Result<String> {
+    async fn request(&self, method: &str, path: &str) -> std::io::Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.admin())).await?;
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: envoy\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"

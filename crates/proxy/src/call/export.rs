@@ -2,8 +2,8 @@
 //! sends batches.
 //!
 //! A batch is sent when it reaches its size, when its interval has passed, and at the end of the worker. One batch is
-//! in flight at a time, while the next one grows up to a limit. A batch that did not leave is sent again, later each time.
-//! A batch that the collector may have is dropped, because a retry could deliver it twice.
+//! in flight at a time, while the next one grows up to a limit. A batch that has not left the sidecar is sent again, each
+//! time after a longer pause. A batch that the collector may have is dropped, because a retry could deliver it twice.
 
 use std::{rc::Rc, sync::Arc, time::Duration};
 
@@ -35,7 +35,7 @@ const IDLE: Duration = Duration::from_secs(300);
 /// Writes a finished request or connection to the access logs whose filters it passes.
 pub(crate) fn log(worker: &Rc<Worker>, logs: &[Arc<AccessLog>], context: &Context<'_>) {
     for log in logs {
-        let passes = |filter| filter::passes(filter, context, &mut worker.dice.borrow_mut());
+        let passes = |filter| filter::passes(filter, context, &mut worker.rng.borrow_mut());
         if !log.filter.as_ref().is_none_or(passes) {
             continue;
         }
@@ -141,20 +141,22 @@ async fn send_batch(
         head
     };
     let snapshot = worker.snapshot();
-    let ask = |head: RequestHead, content: Vec<u8>| {
+    let post = |head: RequestHead, content: Vec<u8>| {
         let snapshot = &*snapshot;
-        async move { call::ask(worker, snapshot, &collector.cluster, &head, &content, collector.timeout).await }
+        async move {
+            call::send_request(worker, snapshot, &collector.cluster, &head, &content, collector.timeout).await
+        }
     };
     match &collector.call {
         Call::Unary(path) => {
-            let answer = ask(grpc_head(path), call::grpc_frame(&content(true))).await?;
+            let answer = post(grpc_head(path), call::grpc_frame(&content(true))).await?;
             check_accepted(call::grpc_message(&answer)?)
         }
         Call::Post { path, content_type } => {
             let fields = [("content-type", *content_type)];
             let mut head = RequestHead::build("POST", path, &collector.authority, &fields);
             add_fields(&mut head, collector);
-            match ask(head, content(true)).await?.head.status() {
+            match post(head, content(true)).await?.head.status() {
                 200..300 => Ok(()),
                 status => Err(Error::caused(Kind::UpstreamProtocol, format_args!("HTTP status {status}"))),
             }

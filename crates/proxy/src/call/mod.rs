@@ -50,7 +50,7 @@ pub(crate) struct CallResponse {
 /// # Errors
 ///
 /// Any failure of an upstream, and [`Kind::BodyTooLarge`].
-pub(crate) async fn ask(
+pub(crate) async fn send_request(
     worker: &Rc<Worker>,
     snapshot: &Snapshot,
     cluster: &str,
@@ -64,8 +64,8 @@ pub(crate) async fn ask(
     let result = timer::timeout(limit, exchange).await;
     let result = result.unwrap_or_else(|| Err(Error::new(Kind::ResponseTimeout)));
     match &result {
-        Ok(answer) => pool.note(&host.endpoint, UpstreamResult::Answered(answer.head.status()), &worker.dice),
-        Err(error) => pool.note_failure(&host.endpoint, &error.kind, &worker.dice),
+        Ok(answer) => pool.note(&host.endpoint, UpstreamResult::Answered(answer.head.status()), &worker.rng),
+        Err(error) => pool.note_failure(&host.endpoint, &error.kind, &worker.rng),
     }
     result
 }
@@ -78,7 +78,7 @@ pub(crate) async fn ask(
 pub(crate) fn select_host(worker: &Worker, pool: &Rc<Pool>) -> Result<(Rc<Host>, ActiveRequest), Error> {
     // A call has no original destination.
     let unspecified = std::net::SocketAddr::from(([0, 0, 0, 0], 0));
-    let host = pick::endpoint(&worker.dice, pool, unspecified, PickOptions::default())?;
+    let host = pick::endpoint(&worker.rng, pool, unspecified, PickOptions::default())?;
     let busy = pool.begin(&host).ok_or_else(|| Error::new(Kind::Overflow))?;
     Ok((host, busy))
 }
@@ -182,7 +182,7 @@ impl CallStream {
         let (host, busy) = select_host(worker, &pool)?;
         let opened = connection(worker, &pool, &host, head).await;
         if let Err(error) = &opened {
-            pool.note_failure(&host.endpoint, &error.kind, &worker.dice);
+            pool.note_failure(&host.endpoint, &error.kind, &worker.rng);
         }
         let Upstream { wire, link } = opened?;
         let Wire::Http2(mut duplex) = wire else {
@@ -204,7 +204,7 @@ impl CallStream {
         let mut head = ResponseHead::default();
         while !self.answered {
             match self.duplex.poll_answer(&mut cx, "POST", &mut head) {
-                Poll::Pending => return !self.duplex.is_gone(&mut cx),
+                Poll::Pending => return !self.duplex.is_closed(&mut cx),
                 Poll::Ready(Ok(Answered::Interim)) => {}
                 Poll::Ready(Ok(Answered::Final(_))) => self.answered = true,
                 Poll::Ready(Err(_)) => return false,
@@ -216,7 +216,7 @@ impl CallStream {
                 _ => return false,
             }
         }
-        !self.duplex.is_gone(&mut cx)
+        !self.duplex.is_closed(&mut cx)
     }
 
     /// Returns whether the connection is still valid for new calls, or the worker ends. If not, a new call uses another

@@ -395,7 +395,7 @@ impl Hosts {
         };
         serde_json::json!({
             "hosts": hosts,
-            "asked": of(HostState::Pending),
+            "requested": of(HostState::Pending),
             "unanswered": of(HostState::TimedOut),
             "absent": of(HostState::Fallback),
         })

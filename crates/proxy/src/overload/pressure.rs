@@ -172,15 +172,15 @@ impl OverloadActions {
         self.settings.max_connections.is_none() && self.rejected.load(Relaxed) == 0
     }
 
-    /// Decides about a new connection. `roll` returns a random number from 0 to 1.
+    /// Decides about a new connection. `random` returns a random number from 0 to 1.
     pub(crate) fn admit(
         self: &Arc<Self>,
         listener: Option<&Listener>,
-        roll: impl FnOnce() -> f64,
+        random: impl FnOnce() -> f64,
     ) -> Acceptance {
         let rejected = self.rejected.load(Relaxed);
         let bypasses = listener.is_some_and(|listener| listener.bypass_overload);
-        if rejected > 0 && !bypasses && roll() * MILLION < f64::from(rejected) {
+        if rejected > 0 && !bypasses && random() * MILLION < f64::from(rejected) {
             return Acceptance::Rejected;
         }
         let Some(max) = self.settings.max_connections else { return Acceptance::Free };

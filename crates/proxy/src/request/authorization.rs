@@ -161,7 +161,8 @@ pub(crate) async fn check_request(
             (http_request(config, http, request), content.to_vec())
         }
     };
-    let answer = call::ask(worker, snapshot, &config.cluster, &head, &content, config.timeout).await?;
+    let answer =
+        call::send_request(worker, snapshot, &config.cluster, &head, &content, config.timeout).await?;
     match &config.service {
         AuthorizationService::Grpc(_) => {
             let message = call::grpc_message(&answer)?;
@@ -188,7 +189,8 @@ pub(crate) async fn check_connection(
     let request =
         CheckRequest { attributes: Some(connection_attributes(config, origin, principal.as_deref())) };
     let (head, content) = (call::grpc_head(CHECK, &config.authority), call::grpc_frame(&request.to_vec()));
-    let answer = call::ask(worker, snapshot, &config.cluster, &head, &content, config.timeout).await?;
+    let answer =
+        call::send_request(worker, snapshot, &config.cluster, &head, &content, config.timeout).await?;
     let response = CheckResponse::from_slice(call::grpc_message(&answer)?)
         .map_err(|error| Error::caused(Kind::UpstreamProtocol, error))?;
     Ok(matches!(grpc_decision(response), AuthorizationVerdict::Allow(_)))

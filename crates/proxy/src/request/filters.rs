@@ -104,7 +104,7 @@ impl<'a> RequestContext<'a> {
                 authorize(scope, exchange, outcome, policy)?;
             }
             (FilterKind::Fault(_), Some(Setting::Fault(fault))) | (FilterKind::Fault(fault), _) => {
-                let fault = fault::decide(fault, exchange.request, &mut scope.worker.dice.borrow_mut());
+                let fault = fault::decide(fault, exchange.request, &mut scope.worker.rng.borrow_mut());
                 let is_any = fault != FaultDecision::default();
                 return Ok(is_any.then_some(FilterAction::InjectFault(fault)));
             }
@@ -224,7 +224,7 @@ impl<'a> RequestContext<'a> {
             return Ok(Filtered::Continue);
         }
         let requirement =
-            jwt::requirement(jwt, setting, exchange.request, &mut scope.worker.dice.borrow_mut());
+            jwt::requirement(jwt, setting, exchange.request, &mut scope.worker.rng.borrow_mut());
         let requirement = match requirement {
             Ok(Some(requirement)) => requirement,
             Ok(None) => return Ok(Filtered::Continue),
@@ -298,7 +298,7 @@ impl<'a> RequestContext<'a> {
         if !has_route {
             decision.filter_results.set_inactive();
         }
-        if !has_route || !route::sample(&mut scope.worker.dice.borrow_mut(), config.enabled) {
+        if !has_route || !route::sample(&mut scope.worker.rng.borrow_mut(), config.enabled) {
             return Ok(Filtered::Continue);
         }
         let (extensions, without_body) = match setting {
@@ -498,8 +498,14 @@ async fn fetch_keys(
     let Keys::Remote(remote) = &provider.keys else { return Ok(true) };
     let mut head = RequestHead::build("GET", &remote.path, &remote.authority, &[]);
     head.version = Version::Http11;
-    let fetch =
-        Box::pin(call::ask(scope.worker, scope.snapshot, &remote.cluster, &head, b"", remote.timeout));
+    let fetch = Box::pin(call::send_request(
+        scope.worker,
+        scope.snapshot,
+        &remote.cluster,
+        &head,
+        b"",
+        remote.timeout,
+    ));
     let fetched = unless_closed(exchange, async { Ok(fetch.await) }).await?;
     let keys = match fetched {
         Ok(response) if response.head.status() == 200 => KeySet::parse(&response.content),

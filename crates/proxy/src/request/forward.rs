@@ -283,8 +283,8 @@ impl RequestContext<'_> {
             }
             tried.push(host.endpoint.address);
             deadlines.next_attempt();
-            let dice = &self.scope.worker.dice;
-            let delay = retry::backoff(retry, self.outcome.attempts, &mut dice.borrow_mut());
+            let rng = &self.scope.worker.rng;
+            let delay = retry::backoff(retry, self.outcome.attempts, &mut rng.borrow_mut());
             transfer::pause(&mut self.exchange, delay, deadlines).await?;
             self.outcome.attempts += 1;
             self.set_expected_timeout(plan);
@@ -304,7 +304,7 @@ impl RequestContext<'_> {
         let attempts = avoided.map_or(0, |retry| retry.host_selection_attempts);
         let want = PickOptions { hash: plan.hash, avoid: tried, attempts };
         let destination = self.exchange.downstream.origin.destination;
-        pick::endpoint(&self.scope.worker.dice, &plan.pool, destination, want)
+        pick::endpoint(&self.scope.worker.rng, &plan.pool, destination, want)
     }
 
     /// Reports the result of an attempt to outlier detection, metrics and traces.
@@ -318,13 +318,13 @@ impl RequestContext<'_> {
         if let Err(failure) = attempt {
             bump(&host.totals.errors);
             self.end_attempt_span(Some(&failure.error), false);
-            plan.pool.note_failure(&host.endpoint, &failure.error.kind, &self.scope.worker.dice);
+            plan.pool.note_failure(&host.endpoint, &failure.error.kind, &self.scope.worker.rng);
         } else if let Some(outlier) = &plan.pool.cluster.outlier {
             let response = &*self.exchange.response;
             let grpc = if self.decision.grpc { grpc_status::in_fields(response) } else { None };
             let status = grpc.map_or(response.status(), grpc_status::to_http);
             let result = outlier.result_of(response.status(), status);
-            plan.pool.note(&host.endpoint, result, &self.scope.worker.dice);
+            plan.pool.note(&host.endpoint, result, &self.scope.worker.rng);
         }
     }
 
@@ -521,7 +521,7 @@ fn prepare_upgrade(scope: &RequestScope<'_>, request: &mut RequestHead, wire: &W
         Wire::Http1(_) if !request.has("sec-websocket-key") => {
             let name = request.header("upgrade").unwrap_or_default();
             if name.eq_ignore_ascii_case(b"websocket") {
-                let key = scope.worker.dice.borrow_mut().u128(..).to_ne_bytes();
+                let key = scope.worker.rng.borrow_mut().u128(..).to_ne_bytes();
                 request.set("sec-websocket-key", BASE64.encode(key).as_bytes());
             }
             Ok(())

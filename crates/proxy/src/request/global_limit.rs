@@ -73,7 +73,7 @@ impl<'a> RequestContext<'a> {
         config: &'a GlobalRateLimit,
         route: Option<&'a RouteRateLimit>,
     ) -> Option<LimitCall<'a>> {
-        if !self.roll(config.enabled) {
+        if !self.is_sampled(config.enabled) {
             return None;
         }
         let is_internal = self.exchange.request.header("x-envoy-internal") == Some(b"true");
@@ -98,7 +98,8 @@ impl<'a> RequestContext<'a> {
         }
         let content = call::grpc_frame(&request(domain, &descriptors).to_vec());
         let (worker, snapshot) = (self.scope.worker, self.scope.snapshot);
-        let call = Box::pin(call::ask(worker, snapshot, &config.cluster, &head, &content, config.timeout));
+        let call =
+            Box::pin(call::send_request(worker, snapshot, &config.cluster, &head, &content, config.timeout));
         let call = unless_closed(&mut self.exchange, async { Ok(call.await) }).await?;
         let answer = call.and_then(|answer| {
             RateLimitResponse::from_slice(call::grpc_message(&answer)?)
@@ -116,7 +117,7 @@ impl<'a> RequestContext<'a> {
             Err(error) => {
                 counters.error.inc();
                 warn!("the rate limit service of cluster {} failed: {error}", config.cluster);
-                if !self.roll(config.denied_on_failure) {
+                if !self.is_sampled(config.denied_on_failure) {
                     counters.failure_mode_allowed.inc();
                     return Ok(Filtered::Continue);
                 }
@@ -135,7 +136,7 @@ impl<'a> RequestContext<'a> {
     ) -> Result<Filtered, Error> {
         self.decision.filter_results.add_metadata(&verdict.metadata);
         add_metadata(&mut self.outcome, &config.namespace, std::mem::take(&mut verdict.metadata));
-        let is_refused = verdict.limited && self.roll(config.enforced);
+        let is_refused = verdict.limited && self.is_sampled(config.enforced);
         if !is_refused {
             if !verdict.request.is_empty() {
                 self.decision.filter_results.keep_head(self.exchange.request);

@@ -28,7 +28,7 @@ pub(crate) struct LimitedRate<'a> {
 impl<'a> RequestContext<'a> {
     /// Takes the request's tokens. Returns the refusal if a bucket is empty and the limit is enforced.
     pub(crate) fn take_tokens(&mut self, limit: &'a Arc<RateLimit>) -> Option<LimitedRate<'a>> {
-        if limit.is_unlimited() || !self.roll(limit.enabled) {
+        if limit.is_unlimited() || !self.is_sampled(limit.enabled) {
             return None;
         }
         let counters = self.scope.worker.shard.local_limit(&limit.stat_prefix);
@@ -47,7 +47,7 @@ impl<'a> RequestContext<'a> {
             counters.shadow_mode.inc();
             return None;
         }
-        if self.roll(limit.enforced) {
+        if self.is_sampled(limit.enforced) {
             counters.enforced.inc();
             let wait = taken.bucket.map_or(Duration::ZERO, |bucket| bucket.tokens.time_to_token(now));
             return Some(LimitedRate { limit, wait });
@@ -62,8 +62,8 @@ impl<'a> RequestContext<'a> {
     }
 
     /// Returns true for this share of requests, in millionths.
-    pub(crate) fn roll(&self, share: u32) -> bool {
-        route::sample(&mut self.scope.worker.dice.borrow_mut(), share)
+    pub(crate) fn is_sampled(&self, share: u32) -> bool {
+        route::sample(&mut self.scope.worker.rng.borrow_mut(), share)
     }
 
     fn take_from_buckets(&self, limit: &'a Arc<RateLimit>, now: Instant) -> TokenDecision {

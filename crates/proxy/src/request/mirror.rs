@@ -33,7 +33,7 @@ pub(crate) fn send(
     body: &Flow,
 ) {
     for mirror in mirrors {
-        if !body.is_replayable() || !route::sample(&mut worker.dice.borrow_mut(), mirror.fraction) {
+        if !body.is_replayable() || !route::sample(&mut worker.rng.borrow_mut(), mirror.fraction) {
             continue;
         }
         let Some(pool) = worker.pool(&mirror.cluster, snapshot) else {

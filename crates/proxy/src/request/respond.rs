@@ -48,9 +48,9 @@ impl<'a> RequestContext<'a> {
         let mut record = self.record();
         record.status = self.exchange.response.status();
         let context = Context { record: &record, request: Some(self.exchange.request), response: None };
-        let mut dice = self.scope.worker.dice.borrow_mut();
-        let reply = replies.iter().find(|reply| filter::passes(&reply.filter, &context, &mut dice))?;
-        drop(dice);
+        let mut rng = self.scope.worker.rng.borrow_mut();
+        let reply = replies.iter().find(|reply| filter::passes(&reply.filter, &context, &mut rng))?;
+        drop(rng);
         if let Some(status) = reply.status {
             self.exchange.response.set_status(status);
         }
@@ -135,7 +135,7 @@ impl RequestContext<'_> {
             && !matches!(error.kind, Kind::ResponseTimeout | Kind::Revoked)
         {
             let host = &upstream.link.host;
-            upstream.link.pool().note_failure(&host.endpoint, &error.kind, &self.scope.worker.dice);
+            upstream.link.pool().note_failure(&host.endpoint, &error.kind, &self.scope.worker.rng);
         }
         self.outcome.sent = body.bytes;
         self.outcome.grpc_status = body.trailers().and_then(grpc_status::in_fields);

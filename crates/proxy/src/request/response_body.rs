@@ -79,7 +79,7 @@ impl RequestContext<'_> {
                 && !matches!(error.kind, Kind::ResponseTimeout | Kind::Revoked)
             {
                 let host = &upstream.link.host;
-                upstream.link.pool().note_failure(&host.endpoint, &error.kind, &self.scope.worker.dice);
+                upstream.link.pool().note_failure(&host.endpoint, &error.kind, &self.scope.worker.rng);
             }
             self.outcome.upstream = Some(upstream);
             result?;

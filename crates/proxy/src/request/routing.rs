@@ -36,10 +36,10 @@ pub(crate) fn find_route<'a>(
     decision: &mut RequestDecision<'a>,
 ) {
     let table = table(scope);
-    let mut dice = scope.worker.dice.borrow_mut();
-    decision.filter_results.set_route_seed(dice.get_seed());
+    let mut rng = scope.worker.rng.borrow_mut();
+    decision.filter_results.set_route_seed(rng.get_seed());
     decision.found =
-        table.map_or(Err(NoRoute::NoMatch), |table| route::find(table, head, metadata, &mut dice));
+        table.map_or(Err(NoRoute::NoMatch), |table| route::find(table, head, metadata, &mut rng));
 }
 
 /// Sets the authority of an HTTP/1.0 request that has none.
@@ -78,8 +78,8 @@ pub(crate) fn process_hop_fields(
         certified: peer.certificate.is_some(),
         forwarded_cert: scope.forwarded_cert,
     };
-    let dice = &mut scope.worker.dice.borrow_mut();
-    exchange.client = headers::receive(scope.manager, hop, exchange.request, dice);
+    let rng = &mut scope.worker.rng.borrow_mut();
+    exchange.client = headers::receive(scope.manager, hop, exchange.request, rng);
 }
 
 /// Returns the protocol that the request asks for, in lower case; `connect` for CONNECT.

@@ -317,13 +317,16 @@ impl<'a> RequestContext<'a> {
             let (worker, snapshot) = (worker.clone(), worker.snapshot());
             tokio::task::spawn_local(async move {
                 let Call { cluster, body, timeout, .. } = &call;
-                if let Err(error) = call::ask(&worker, &snapshot, cluster, &head, body, *timeout).await {
+                if let Err(error) =
+                    call::send_request(&worker, &snapshot, cluster, &head, body, *timeout).await
+                {
                     debug!("asynchronous call of a script to cluster {cluster} failed: {error}");
                 }
             });
             return Ok(Input::None);
         }
-        let result = Box::pin(call::ask(worker, snapshot, &call.cluster, &head, &call.body, call.timeout));
+        let result =
+            Box::pin(call::send_request(worker, snapshot, &call.cluster, &head, &call.body, call.timeout));
         let result = unless_closed(&mut self.exchange, async { Ok(result.await) }).await?;
         let result = result
             .inspect_err(|error| debug!("call of a script to cluster {} failed: {error}", call.cluster));

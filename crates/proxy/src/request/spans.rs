@@ -91,11 +91,11 @@ impl<'a> Trace<'a> {
         let sampling = of_route.map_or(&tracing.sampling, |route| &route.sampling);
         // If attempts have spans, these are the client spans.
         let end = if outbound && !tracing.tries { CallSide::Client } else { CallSide::Server };
-        let mut dice = worker.dice.borrow_mut();
-        let decision = trace::decide(sampling, manager.request_id, head, &mut dice);
-        let position = trace::context(tracing.provider.tracer, end, decision, head, &mut dice);
+        let mut rng = worker.rng.borrow_mut();
+        let decision = trace::decide(sampling, manager.request_id, head, &mut rng);
+        let position = trace::context(tracing.provider.tracer, end, decision, head, &mut rng);
         let position = position.ok().map(|(context, form)| TracePosition { context, form });
-        drop(dice);
+        drop(rng);
         let mut trace = Self {
             tracing,
             route: of_route,
@@ -154,7 +154,7 @@ impl<'a> Trace<'a> {
         if !self.tracing.tries || self.attempt.is_some() {
             return;
         }
-        let id = worker.dice.borrow_mut().u64(1..);
+        let id = worker.rng.borrow_mut().u64(1..);
         let context = trace::below(&position.context, id, position.context.sampled, false);
         trace::inject(&context, position.form, self.tracing.provider.tracer, head);
         if context.sampled {

@@ -166,7 +166,7 @@ impl<'a> Client<'a> {
             if let Poll::Ready(result) = future.as_mut().poll(cx) {
                 return Poll::Ready(result);
             }
-            if self.wire.is_gone(cx) {
+            if self.wire.is_closed(cx) {
                 return Poll::Ready(Err(Error::new(Kind::DownstreamClosed)));
             }
             if self.body.has_arrived(self.wire) {
@@ -223,7 +223,7 @@ impl<'a> Client<'a> {
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 }
             }
-            if matches!(self.wire.poll_flush(cx), Poll::Ready(Err(_))) || self.is_gone(cx) {
+            if matches!(self.wire.poll_flush(cx), Poll::Ready(Err(_))) || self.is_closed(cx) {
                 return failed(Kind::DownstreamClosed);
             }
             self.deadlines.note_progress(before + upstream.sent());
@@ -254,7 +254,7 @@ impl<'a> Client<'a> {
                 Poll::Pending => {}
             }
             self.poll_request(cx, upstream)?;
-            if self.is_gone(cx) {
+            if self.is_closed(cx) {
                 return failed(Kind::DownstreamClosed);
             }
             self.deadlines.note_progress(upstream.received() + self.wire.sent());
@@ -282,7 +282,7 @@ impl<'a> Client<'a> {
                 Poll::Pending => {}
             }
             self.poll_request(cx, upstream)?;
-            if self.is_gone(cx) {
+            if self.is_closed(cx) {
                 return failed(Kind::DownstreamClosed);
             }
             self.deadlines.note_progress(upstream.received() + upstream.sent());
@@ -294,8 +294,8 @@ impl<'a> Client<'a> {
 
     /// Returns whether the client has closed its end. Also registers an HTTP/2 stream to be woken when its
     /// connection is revalidated.
-    fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
-        if self.body.is_read() { self.wire.is_gone(cx) } else { self.wire.is_lost(cx) }
+    fn is_closed(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.body.is_read() { self.wire.is_closed(cx) } else { self.wire.is_stream_closed(cx) }
     }
 
     /// Sends more of the request. Only a failure of the client is an error here.

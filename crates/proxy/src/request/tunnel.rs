@@ -116,8 +116,8 @@ async fn run(
         let directions = [up.poll(cx, client, server), down.poll(cx, server, client)];
         if flushed.iter().any(|flushed| matches!(flushed, Poll::Ready(Err(_))))
             || directions.iter().any(|direction| matches!(direction, Poll::Ready(Err(_))))
-            || client.is_lost(cx)
-            || server.is_lost(cx)
+            || client.is_stream_closed(cx)
+            || server.is_stream_closed(cx)
         {
             return Poll::Ready(false);
         }

@@ -41,7 +41,7 @@ pub(crate) async fn connect(
     let name = match &proxy.targets {
         Targets::Single(name) => Some(name),
         Targets::Weighted { total, targets } => {
-            route::weighted(*total, targets, &mut worker.dice.borrow_mut()).map(|target| &target.cluster)
+            route::weighted(*total, targets, &mut worker.rng.borrow_mut()).map(|target| &target.cluster)
         }
         // A TCP connection has no header fields.
         Targets::Header(_) => None,
@@ -63,7 +63,7 @@ pub(crate) async fn connect(
                 None => found.await?,
             }
         }
-        _ => pick::endpoint(&worker.dice, &pool, origin.destination, options)?,
+        _ => pick::endpoint(&worker.rng, &pool, origin.destination, options)?,
     };
     let (pool, host) = tried.insert((pool, host));
     let place = match client {
@@ -79,16 +79,16 @@ pub(crate) async fn connect(
         place,
     )
     .await;
-    let outcome = got.inspect_err(|error| pool.note_failure(&host.endpoint, &error.kind, &worker.dice));
+    let outcome = got.inspect_err(|error| pool.note_failure(&host.endpoint, &error.kind, &worker.rng));
     let Upstream { wire, link } = outcome?;
-    pool.note(&host.endpoint, UpstreamResult::Connected, &worker.dice);
+    pool.note(&host.endpoint, UpstreamResult::Connected, &worker.rng);
     link.peer.set_workload(host.endpoint.workload.clone());
     match wire {
         Wire::Http1(mut stream) => {
             if let Some(target) = &proxy.tunnel {
                 let opened = timeout(pool.cluster.connect_timeout, open(&mut stream, target)).await;
                 let opened = opened.unwrap_or_else(|| Err(Error::new(Kind::ConnectTimeout)));
-                opened.inspect_err(|error| pool.note_failure(&host.endpoint, &error.kind, &worker.dice))?;
+                opened.inspect_err(|error| pool.note_failure(&host.endpoint, &error.kind, &worker.rng))?;
             }
             Ok((*stream, link))
         }

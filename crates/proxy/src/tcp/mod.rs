@@ -297,7 +297,7 @@ impl WaitingClient<'_> {
             if let Poll::Ready(result) = future.as_mut().poll(cx) {
                 return Poll::Ready(result);
             }
-            if self.is_gone(cx) {
+            if self.is_closed(cx) {
                 return Poll::Ready(Err(Error::new(Kind::DownstreamClosed)));
             }
             let Some((deadline, kind)) = &over else { return Poll::Pending };
@@ -308,7 +308,7 @@ impl WaitingClient<'_> {
 
     /// Returns whether the client has closed its connection. A half-close after some bytes does not count,
     /// because the client may wait for the response.
-    fn is_gone(&mut self, cx: &mut Context<'_>) -> bool {
+    fn is_closed(&mut self, cx: &mut Context<'_>) -> bool {
         while !self.stream.input.is_full() {
             match self.stream.poll_fill(cx) {
                 Poll::Pending => return false,

@@ -101,7 +101,7 @@ impl Exporter {
         if batch.items.len() >= self.max_bytes() {
             drop(batch);
             self.stats.dropped.inc();
-            return self.lose(1, "the buffer is full");
+            return self.report_dropped(1, "the buffer is full");
         }
         if batch.count == 0 {
             self.some.notify_one();
@@ -133,7 +133,7 @@ impl Exporter {
     pub(crate) fn failed(&self, count: u64, why: &str) {
         self.stats.failed.add(count);
         self.failures.set(self.failures.get().saturating_add(1));
-        self.lose(count, why);
+        self.report_dropped(count, why);
     }
 
     /// Puts back a batch that the collector did not get, before the items added since. It is lost if the worker is
@@ -182,7 +182,7 @@ impl Exporter {
         is_due
     }
 
-    fn lose(&self, count: u64, why: &str) {
+    fn report_dropped(&self, count: u64, why: &str) {
         let unreported = self.unreported.get() + count;
         if !self.is_warning_due() {
             return self.unreported.set(unreported);

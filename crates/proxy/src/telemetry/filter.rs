@@ -9,14 +9,14 @@ use skysail_policy::{
 };
 
 /// Returns whether a request or connection is logged.
-pub(crate) fn passes(filter: &LogFilter, context: &Context<'_>, dice: &mut fastrand::Rng) -> bool {
+pub(crate) fn passes(filter: &LogFilter, context: &Context<'_>, rng: &mut fastrand::Rng) -> bool {
     let record = context.record;
     match filter {
         LogFilter::Status(test) => holds(*test, record.status.into()),
         LogFilter::Duration(test) => holds(*test, record.duration.as_millis()),
-        LogFilter::Share(share) => sample(dice, *share),
-        LogFilter::All(all) => all.iter().all(|one| passes(one, context, dice)),
-        LogFilter::OneOf(some) => some.iter().any(|one| passes(one, context, dice)),
+        LogFilter::Share(share) => sample(rng, *share),
+        LogFilter::All(all) => all.iter().all(|one| passes(one, context, rng)),
+        LogFilter::OneOf(some) => some.iter().any(|one| passes(one, context, rng)),
         LogFilter::Header(test) => context.request.is_some_and(|head| matching::header(test, head)),
         LogFilter::Flags(None) => record.flags.bits() != 0,
         LogFilter::Flags(Some(some)) => record.flags.bits() & some.bits() != 0,
@@ -101,9 +101,9 @@ mod tests {
             (LogFilter::All(vec![LogFilter::Flags(None), LogFilter::Share(0)]), false),
             (LogFilter::OneOf(vec![LogFilter::Flags(None), LogFilter::Share(0)]), true),
         ];
-        let mut dice = fastrand::Rng::with_seed(1);
+        let mut rng = fastrand::Rng::with_seed(1);
         for (filter, expected) in cases {
-            assert_eq!(passes(&filter, &context, &mut dice), expected, "{filter:?}");
+            assert_eq!(passes(&filter, &context, &mut rng), expected, "{filter:?}");
         }
     }
 }

@@ -78,7 +78,7 @@ impl Metrics {
         alone("skysail_metric_series_expired_total", expired);
         alone("skysail_metric_peers_unlabelled_total", unlabelled);
         alone("skysail_panics_total", logging::panics());
-        alone("skysail_log_lines_lost_total", logging::lost_lines());
+        alone("skysail_log_lines_dropped_total", logging::dropped_lines());
         if let Some(log) = log {
             alone("skysail_access_log_dropped_total", log.dropped());
         }

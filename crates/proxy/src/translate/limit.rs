@@ -22,19 +22,21 @@ use skysail_policy::{
 };
 
 /// Envoy's default for `max_dynamic_descriptors`.
-const MAX_DYNAMIC: u32 = 20;
+const DEFAULT_DYNAMIC_DESCRIPTORS: u32 = 20;
 /// Maximum number of buckets of a descriptor with wildcards. Each takes about 200 bytes.
-const MOST_DYNAMIC: u32 = 1 << 20;
+const MAX_DYNAMIC_DESCRIPTORS: u32 = 1 << 20;
 
 /// Translates the HTTP filter or a route's override of it.
 pub(super) fn translate(proto: &LocalRateLimit) -> Result<RateLimit> {
     let settings = BucketsSettings {
         default: proto.token_bucket.as_ref().map(bucket).transpose().at("token_bucket")?,
         descriptors: descriptors(&proto.descriptors)?,
-        max_dynamic_descriptors: match number(proto.max_dynamic_descriptors).unwrap_or(MAX_DYNAMIC) {
-            max @ 1..=MOST_DYNAMIC => max as usize,
+        max_dynamic_descriptors: match number(proto.max_dynamic_descriptors)
+            .unwrap_or(DEFAULT_DYNAMIC_DESCRIPTORS)
+        {
+            max @ 1..=MAX_DYNAMIC_DESCRIPTORS => max as usize,
             max => {
-                return Err(Reject::new(format!("{max} is not between 1 and {MOST_DYNAMIC}"))
+                return Err(Reject::new(format!("{max} is not between 1 and {MAX_DYNAMIC_DESCRIPTORS}"))
                     .at_field("max_dynamic_descriptors"));
             }
         },

@@ -14,7 +14,7 @@ use skysail_policy::{
 
 /// Picks an endpoint of a cluster. `destination` is the original destination, for clusters that use it.
 pub(crate) fn endpoint(
-    dice: &RefCell<fastrand::Rng>,
+    rng: &RefCell<fastrand::Rng>,
     pool: &Rc<Pool>,
     destination: SocketAddr,
     want: PickOptions<'_>,
@@ -30,8 +30,8 @@ pub(crate) fn endpoint(
         Balancer::PeakEwma { decay, unknown } => pool.expected_latency(endpoint, decay, unknown),
         _ => pool.active_requests(endpoint).into(),
     };
-    let dice = &mut dice.borrow_mut();
-    let picked = balance::pick(cluster, &endpoints, &mut state, load, want, dice);
+    let rng = &mut rng.borrow_mut();
+    let picked = balance::pick(cluster, &endpoints, &mut state, load, want, rng);
     if state.has_panicked() {
         pool.stats.healthy_panic.inc();
     }

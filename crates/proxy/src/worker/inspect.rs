@@ -46,7 +46,7 @@ pub(crate) struct TlsInspector {
 
 impl TlsInspector {
     /// Inspects all bytes so far. A client hello that is incomplete at the `last` call is malformed.
-    pub(crate) fn look(&mut self, bytes: &[u8], last: bool, findings: &mut Findings) -> InspectionState {
+    pub(crate) fn inspect(&mut self, bytes: &[u8], last: bool, findings: &mut Findings) -> InspectionState {
         let more = if last { InspectionState::Broken } else { InspectionState::More };
         // A handshake record (22) of version 3.x; RFC 8446, section 5.1.
         match bytes {
@@ -97,7 +97,7 @@ pub(crate) struct HttpInspector {
 
 impl HttpInspector {
     /// Inspects all bytes so far. At the `last` call an incomplete first line counts as a long one.
-    pub(crate) fn look(&mut self, bytes: &[u8], last: bool, findings: &mut Findings) -> InspectionState {
+    pub(crate) fn inspect(&mut self, bytes: &[u8], last: bool, findings: &mut Findings) -> InspectionState {
         let shared = bytes.len().min(PREFACE.len());
         if bytes[..shared] == PREFACE[..shared] {
             if shared == PREFACE.len() {
@@ -169,11 +169,11 @@ mod tests {
     use super::*;
 
     fn tls(bytes: &[u8], findings: &mut Findings) -> InspectionState {
-        TlsInspector::default().look(bytes, false, findings)
+        TlsInspector::default().inspect(bytes, false, findings)
     }
 
     fn http(bytes: &[u8], findings: &mut Findings) -> InspectionState {
-        HttpInspector::default().look(bytes, false, findings)
+        HttpInspector::default().inspect(bytes, false, findings)
     }
 
     fn hello(name: &str, protocols: &[&[u8]]) -> Vec<u8> {
@@ -206,23 +206,23 @@ mod tests {
 
     #[test]
     fn plain_protocols_are_distinguished() {
-        let look = |bytes: &[u8]| {
+        let inspect = |bytes: &[u8]| {
             let mut findings = Findings::default();
             let seen = http(bytes, &mut findings);
             (seen, findings.protocols.first().map(|p| String::from_utf8_lossy(p).into_owned()))
         };
         let known = |text: &str| (InspectionState::Known, Some(text.to_owned()));
-        assert_eq!(look(b"GET / HTTP/1.1\r\n"), known("http/1.1"));
-        assert_eq!(look(b"GET / HTTP/1.0\n"), known("http/1.0"));
-        assert_eq!(look(PREFACE), known("h2c"));
-        assert_eq!(look(b"PRI * HT"), (InspectionState::More, None));
-        assert_eq!(look(b"GE"), (InspectionState::More, None));
-        assert_eq!(look(b""), (InspectionState::More, None));
-        assert_eq!(look(b"GET / HTTP/1"), (InspectionState::More, None));
-        assert_eq!(look(b"EHLO me\r\n"), (InspectionState::Known, None));
+        assert_eq!(inspect(b"GET / HTTP/1.1\r\n"), known("http/1.1"));
+        assert_eq!(inspect(b"GET / HTTP/1.0\n"), known("http/1.0"));
+        assert_eq!(inspect(PREFACE), known("h2c"));
+        assert_eq!(inspect(b"PRI * HT"), (InspectionState::More, None));
+        assert_eq!(inspect(b"GE"), (InspectionState::More, None));
+        assert_eq!(inspect(b""), (InspectionState::More, None));
+        assert_eq!(inspect(b"GET / HTTP/1"), (InspectionState::More, None));
+        assert_eq!(inspect(b"EHLO me\r\n"), (InspectionState::Known, None));
         // Bytes that cannot become a request are detected at once, because their sender may wait for an answer.
         for text in ["{\"a\"", "a@b", "\x00", "\r\n("] {
-            assert_eq!(look(text.as_bytes()), (InspectionState::Known, None), "{text}");
+            assert_eq!(inspect(text.as_bytes()), (InspectionState::Known, None), "{text}");
         }
         for text in [
             "",
@@ -236,7 +236,7 @@ mod tests {
             "OPTIONS *",
             "GET HTTP://a",
         ] {
-            assert_eq!(look(text.as_bytes()), (InspectionState::More, None), "{text}");
+            assert_eq!(inspect(text.as_bytes()), (InspectionState::More, None), "{text}");
         }
         for line in [
             "\r\nGET / HTTP/1.1\r\n",
@@ -252,18 +252,18 @@ mod tests {
             "GET http://a/\r\n",
             "A-METHOD-THAT-IS-LONGER-THAN-ANY-THAT-IS-IN-USE / HTTP/1.1\r\n",
         ] {
-            assert_eq!(look(line.as_bytes()), known("http/1.1"), "{line}");
+            assert_eq!(inspect(line.as_bytes()), known("http/1.1"), "{line}");
         }
         for white in [b"GET\x1f/\x1cHTTP/1.1\n", b"GET\xa0/\x85HTTP/1.1\n"] {
-            assert_eq!(look(white), known("http/1.1"), "{white:?}");
+            assert_eq!(inspect(white), known("http/1.1"), "{white:?}");
         }
-        assert_eq!(look(b"GET key\r\n"), (InspectionState::Known, None));
-        assert_eq!(look(b"OPTIONS rtsp://a RTSP/1.0\r\n"), (InspectionState::Known, None));
+        assert_eq!(inspect(b"GET key\r\n"), (InspectionState::Known, None));
+        assert_eq!(inspect(b"OPTIONS rtsp://a RTSP/1.0\r\n"), (InspectionState::Known, None));
         let long = format!("GET /{}", "a".repeat(MAX_LINE));
-        assert_eq!(look(&long.as_bytes()[..MAX_LINE - 1]), (InspectionState::More, None));
-        assert_eq!(look(long.as_bytes()), known("http/1.1"));
-        assert_eq!(look(b"\x00\x01"), (InspectionState::Known, None));
-        assert_eq!(look(b"*1\r\n$4\r\nPING\r\n"), (InspectionState::Known, None));
+        assert_eq!(inspect(&long.as_bytes()[..MAX_LINE - 1]), (InspectionState::More, None));
+        assert_eq!(inspect(long.as_bytes()), known("http/1.1"));
+        assert_eq!(inspect(b"\x00\x01"), (InspectionState::Known, None));
+        assert_eq!(inspect(b"*1\r\n$4\r\nPING\r\n"), (InspectionState::Known, None));
         assert_eq!(tls(b"GET", &mut Findings::default()), InspectionState::Known);
         assert_eq!(
             tls(b"\x16\x03\x01\x00\x05hello and more", &mut Findings::default()),
@@ -284,10 +284,14 @@ mod tests {
         let (mut findings, mut given) = (Findings::default(), 0);
         for end in 0..bytes.len() {
             let before = inspector.given;
-            assert_eq!(inspector.look(&bytes[..end], false, &mut findings), InspectionState::More, "{end}");
+            assert_eq!(
+                inspector.inspect(&bytes[..end], false, &mut findings),
+                InspectionState::More,
+                "{end}"
+            );
             given += inspector.given - before;
         }
-        assert_eq!(inspector.look(&bytes, false, &mut findings), InspectionState::Known);
+        assert_eq!(inspector.inspect(&bytes, false, &mut findings), InspectionState::Known);
         assert_eq!((findings.server_name.as_deref(), given), (Some("a.b"), bytes.len() - 1));
         let mut at_once = Findings::default();
         assert_eq!(tls(&bytes, &mut at_once), InspectionState::Known);
@@ -299,7 +303,7 @@ mod tests {
         for text in [format!("\r\n \r\nGET /{} HTTP/1.1\r\n", "a".repeat(4_000)), " ".repeat(2 * MAX_LINE)] {
             let (mut inspector, mut findings) = (HttpInspector::default(), Findings::default());
             let known = (0..=text.len()).find(|end| {
-                inspector.look(&text.as_bytes()[..*end], false, &mut findings) == InspectionState::Known
+                inspector.inspect(&text.as_bytes()[..*end], false, &mut findings) == InspectionState::Known
             });
             let known = known.unwrap();
             assert_eq!(known, text.len().min(MAX_LINE));
@@ -312,13 +316,13 @@ mod tests {
     fn the_last_call_has_a_result() {
         let bytes = hello("a", &[]);
         for end in 0..bytes.len() {
-            let looked = TlsInspector::default().look(&bytes[..end], true, &mut Findings::default());
-            assert_eq!(looked, InspectionState::Broken, "{end}");
+            let state = TlsInspector::default().inspect(&bytes[..end], true, &mut Findings::default());
+            assert_eq!(state, InspectionState::Broken, "{end}");
         }
         for (text, protocol) in [("GET /a", Some("http/1.1")), ("", Some("http/1.1")), ("{", None)] {
             let mut findings = Findings::default();
             assert_eq!(
-                HttpInspector::default().look(text.as_bytes(), true, &mut findings),
+                HttpInspector::default().inspect(text.as_bytes(), true, &mut findings),
                 InspectionState::Known
             );
             assert_eq!(findings.protocols.first().map(|p| &**p), protocol.map(str::as_bytes), "{text}");

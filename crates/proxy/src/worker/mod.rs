@@ -51,7 +51,7 @@ pub struct Shared {
 pub(crate) struct Worker {
     pub(crate) shared: Shared,
     pub(crate) clusters: Clusters,
-    pub(crate) dice: RefCell<fastrand::Rng>,
+    pub(crate) rng: RefCell<fastrand::Rng>,
     pub(crate) peers: PeerCache,
     pub(crate) shard: Shard,
     pub(crate) log: Option<LogWriter>,
@@ -82,7 +82,7 @@ impl Worker {
             overload: Overload::new(shared.limits),
             shared,
             clusters: Clusters::default(),
-            dice: RefCell::default(),
+            rng: RefCell::default(),
             peers: PeerCache::default(),
             shard,
             log,

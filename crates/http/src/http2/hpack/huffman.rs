@@ -24,7 +24,7 @@ const LENGTHS: [u8; SYMBOLS] = [
 const SYMBOLS: usize = 257;
 /// Symbol EOS, which must not be encoded.
 const END: u16 = 256;
-const LONGEST: usize = 30;
+const MAX_CODE_LENGTH: usize = 30;
 
 /// Decoding tables, computed at compile time.
 struct Code {
@@ -33,11 +33,11 @@ struct Code {
     /// Symbols in the order of their codes.
     symbols: [u16; SYMBOLS],
     /// Index of the first symbol of each length.
-    offset: [u32; LONGEST + 1],
+    offset: [u32; MAX_CODE_LENGTH + 1],
     /// First code of each length.
-    first: [u32; LONGEST + 1],
+    first: [u32; MAX_CODE_LENGTH + 1],
     /// Upper bound of the codes of each length, aligned to 32 bits.
-    below: [u64; LONGEST + 1],
+    below: [u64; MAX_CODE_LENGTH + 1],
 }
 
 static CODE: Code = code();
@@ -46,12 +46,12 @@ const fn code() -> Code {
     let mut code = Code {
         short: [(0, 0); 256],
         symbols: [0; SYMBOLS],
-        offset: [0; LONGEST + 1],
-        first: [0; LONGEST + 1],
-        below: [0; LONGEST + 1],
+        offset: [0; MAX_CODE_LENGTH + 1],
+        first: [0; MAX_CODE_LENGTH + 1],
+        below: [0; MAX_CODE_LENGTH + 1],
     };
     let (mut length, mut next, mut at) = (1, 0_u32, 0);
-    while length <= LONGEST {
+    while length <= MAX_CODE_LENGTH {
         next <<= 1;
         code.first[length] = next;
         code.offset[length] = at as u32;
@@ -124,7 +124,7 @@ pub(super) fn decode(input: &[u8], out: &mut Vec<u8>) -> Result<(), HpackError> 
 #[cold]
 fn long(bits: u64) -> Result<(u16, u32), HpackError> {
     let next = bits >> 32;
-    let length = (9..=LONGEST).find(|length| next < CODE.below[*length]).ok_or(HpackError)?;
+    let length = (9..=MAX_CODE_LENGTH).find(|length| next < CODE.below[*length]).ok_or(HpackError)?;
     let code = (next >> (32 - length)) as u32;
     let at = CODE.offset[length] + code.saturating_sub(CODE.first[length]);
     Ok((*CODE.symbols.get(at as usize).ok_or(HpackError)?, length as u32))

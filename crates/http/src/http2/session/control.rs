@@ -27,7 +27,7 @@ impl Session {
     /// the streams are visited once (CVE-2020-11080).
     pub(super) fn adopt(&mut self, settings: &[u8]) -> Result<(), Fatal> {
         if settings.len() / 6 > MAX_SETTINGS {
-            return Err(Reason::CALM);
+            return Err(Reason::ENHANCE_YOUR_CALM);
         }
         let mut window = self.peer.window;
         for (id, value) in frame::each_setting(settings) {
@@ -118,7 +118,7 @@ impl Session {
             let why =
                 if reason == Reason::REFUSED { StreamError::Unprocessed } else { StreamError::Reset(reason) };
             if !over {
-                self.lose_stream(head.stream, why);
+                self.close_stream(head.stream, why);
             }
             if over || self.role == Role::Client {
                 return self.count_useless_frame();
@@ -128,7 +128,7 @@ impl Session {
         if self.role == Role::Client || self.resets.take(1) {
             self.count_useless_frame()
         } else {
-            Err(Reason::CALM)
+            Err(Reason::ENHANCE_YOUR_CALM)
         }
     }
 
@@ -164,7 +164,7 @@ impl Session {
             self.count_stream_visits()?;
             let above = self.streams.keys().copied().filter(|id| *id > last).collect::<Vec<_>>();
             for id in above {
-                self.lose_stream(id, StreamError::Unprocessed);
+                self.close_stream(id, StreamError::Unprocessed);
             }
         }
         self.count_useless_frame()

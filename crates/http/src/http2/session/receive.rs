@@ -80,7 +80,7 @@ impl Session {
                 let padding = padding.first().map(|padding| usize::from(*padding));
                 input.consume(begin);
                 let taken = self.begin_data(&head, padding);
-                if taken == Err(Reason::CALM) {
+                if taken == Err(Reason::ENHANCE_YOUR_CALM) {
                     self.exceeding_frame = Some(head.kind);
                 }
                 taken?;
@@ -95,7 +95,7 @@ impl Session {
                 return Ok(());
             }
             let taken = self.frame(&head, &input.bytes()[HEAD..total]);
-            if taken == Err(Reason::CALM) {
+            if taken == Err(Reason::ENHANCE_YOUR_CALM) {
                 self.exceeding_frame = Some(head.kind);
             }
             taken?;
@@ -126,7 +126,7 @@ impl Session {
 
     /// Counts a useless frame.
     pub(super) fn count_useless_frame(&mut self) -> Result<(), Fatal> {
-        if self.useless_frames.take(1) { Ok(()) } else { Err(Reason::CALM) }
+        if self.useless_frames.take(1) { Ok(()) } else { Err(Reason::ENHANCE_YOUR_CALM) }
     }
 
     /// Counts a frame for which every stream is visited. The cost is the number of useless frames that take the same
@@ -134,13 +134,13 @@ impl Session {
     pub(super) fn count_stream_visits(&mut self) -> Result<(), Fatal> {
         let streams = u32::try_from(self.streams.len()).unwrap_or(u32::MAX);
         let cost = (streams / STREAMS_PER_FRAME).min(self.limits.options.useless_frames / 4);
-        if self.useless_frames.take(cost) { Ok(()) } else { Err(Reason::CALM) }
+        if self.useless_frames.take(cost) { Ok(()) } else { Err(Reason::ENHANCE_YOUR_CALM) }
     }
 
     /// Counts a frame that requires a response.
     pub(super) fn count_reply(&mut self) -> Result<(), Fatal> {
         self.replies += 1;
-        if self.replies > REPLIES { Err(Reason::CALM) } else { self.count_useless_frame() }
+        if self.replies > REPLIES { Err(Reason::ENHANCE_YOUR_CALM) } else { self.count_useless_frame() }
     }
 
     /// Returns whether the peer cannot have opened this stream.
@@ -173,12 +173,12 @@ impl Session {
         if !self.streams.contains_key(&id) && self.removed.late(id) == LateFrame::Fatal {
             self.removed.add(id, false);
         }
-        self.lose_stream(id, StreamError::Broken(reason));
+        self.close_stream(id, StreamError::Broken(reason));
         self.replies += 1;
-        if self.replies > REPLIES || !self.resets.take(1) { Err(Reason::CALM) } else { Ok(()) }
+        if self.replies > REPLIES || !self.resets.take(1) { Err(Reason::ENHANCE_YOUR_CALM) } else { Ok(()) }
     }
 
-    pub(super) fn lose_stream(&mut self, id: u32, why: StreamError) {
+    pub(super) fn close_stream(&mut self, id: u32, why: StreamError) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.error.get_or_insert(why);
             stream.wake(READ | ROOM | GONE, &mut self.wakes);
@@ -298,7 +298,7 @@ impl Session {
         // own.
         let max = self.limits.head.size.saturating_mul(2).saturating_add(MAX_FRAME);
         if block.frames > CONTINUATIONS || block.bytes.len() > max {
-            return Err(Reason::CALM);
+            return Err(Reason::ENHANCE_YOUR_CALM);
         }
         if head.has(END_HEADERS) {
             return self.block(block.stream, block.end, &block.bytes);
@@ -399,8 +399,8 @@ impl Session {
             Ok(length) => length,
             Err(HeadError::Malformed) => return self.break_stream(id, Reason::PROTOCOL),
             Err(HeadError::TooLarge | HeadError::TooMany) => {
-                self.lose_stream(id, StreamError::Oversized);
-                return self.break_stream(id, Reason::CALM);
+                self.close_stream(id, StreamError::Oversized);
+                return self.break_stream(id, Reason::ENHANCE_YOUR_CALM);
             }
         };
         if interim {

@@ -214,7 +214,7 @@ impl Session {
     }
 
     /// Returns whether the stream is lost; if not, wakes the task when it is.
-    pub(crate) fn is_gone(&mut self, cx: &Context<'_>, id: u32) -> bool {
+    pub(crate) fn is_closed(&mut self, cx: &Context<'_>, id: u32) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return true };
         if stream.error.is_none() {
             stream.wait(cx, GONE);

@@ -343,7 +343,7 @@ fn a_graceful_shutdown_completes_streams() {
     let (mut client, mut server) = (client(), server());
     let first = client.request(&request(), true, false).unwrap().unwrap();
     talk(&mut client, &mut server);
-    server.leave();
+    server.begin_shutdown();
     // A request in transit during the shutdown is accepted.
     let second = client.request(&request(), true, false).unwrap().unwrap();
     talk(&mut client, &mut server);
@@ -369,10 +369,10 @@ fn a_shutdown_does_not_wait_for_an_acknowledgement() {
     let (mut client, mut server) = (client(), server());
     let first = client.request(&request(), true, false).unwrap().unwrap();
     talk(&mut client, &mut server);
-    server.leave();
-    assert!(server.is_leaving());
+    server.begin_shutdown();
+    assert!(server.is_shutting_down());
     server.refuse();
-    assert!(!server.is_leaving());
+    assert!(!server.is_shutting_down());
     let second = client.request(&request(), true, false).unwrap().unwrap();
     talk(&mut client, &mut server);
     assert_eq!(server.accept().unwrap().stream, first);

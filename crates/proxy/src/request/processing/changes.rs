@@ -104,7 +104,7 @@ fn set(head: &mut Head<'_>, name: &str, value: &[u8], is_appended: bool) -> Resu
         }
         _ => {}
     }
-    if matches!(head, Head::Trailers(_)) && parse::comes_too_late(name.as_bytes()) {
+    if matches!(head, Head::Trailers(_)) && parse::is_forbidden_in_trailers(name.as_bytes()) {
         return invalid();
     }
     if name.is_empty() || !name.bytes().all(parse::is_token) || !parse::is_field_value(value) {

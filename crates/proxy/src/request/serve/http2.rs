@@ -137,7 +137,7 @@ impl<'a> Session<'a> {
             let is_revoked = self.is_revoked();
             let is_draining = !self.may_send_first && self.origin.connections.is_draining();
             if self.ending.is_none() && (is_revoked || is_draining) {
-                self.leave();
+                self.begin_shutdown();
                 self.idle_end = None;
             }
             if let Poll::Ready(next) = self.driver.poll_accept(cx) {
@@ -146,7 +146,7 @@ impl<'a> Session<'a> {
             self.note_refused();
             self.set_deadlines();
             // When the client may open no more streams, although it has not acknowledged the GOAWAY.
-            let last = self.ending.filter(|_| self.driver.is_leaving());
+            let last = self.ending.filter(|_| self.driver.is_shutting_down());
             let head = self.partial.map(|frame| frame.deadline);
             if self.timer.poll(cx, earlier(earlier(self.quiet_end(), head), last)).is_pending() {
                 return Poll::Pending;
@@ -164,7 +164,7 @@ impl<'a> Session<'a> {
                 return Poll::Ready(None);
             }
             self.worker.shard.manager(&self.manager.stat_prefix).cx_idle_timeout.inc();
-            self.leave();
+            self.begin_shutdown();
             self.idle_end = None;
         }
     }
@@ -210,8 +210,8 @@ impl<'a> Session<'a> {
     }
 
     /// Sends a GOAWAY.
-    fn leave(&mut self) {
-        self.driver.leave();
+    fn begin_shutdown(&mut self) {
+        self.driver.begin_shutdown();
         self.ending = Some(Instant::now() + self.manager.drain_timeout);
     }
 
@@ -221,7 +221,7 @@ impl<'a> Session<'a> {
         self.may_send_first = false;
         if let Err(end) = downstream::refresh(&mut self.origin, self.worker) {
             if self.ending.is_none() {
-                self.leave();
+                self.begin_shutdown();
             }
             if Instant::now() >= end {
                 drop(Duplex::accepted(self.driver.connection(), &request));
@@ -241,7 +241,7 @@ impl<'a> Session<'a> {
         let max_requests = self.manager.max_requests_per_connection;
         if max_requests.is_some_and(|max| self.served >= max) && self.ending.is_none() {
             self.worker.shard.manager(&self.manager.stat_prefix).cx_max_requests.inc();
-            self.leave();
+            self.begin_shutdown();
         }
         let task = serve(
             self.worker.clone(),

@@ -22,16 +22,16 @@ use skysail_policy::{
 impl Pool {
     /// Records the result of a request to an endpoint.
     #[inline]
-    pub(crate) fn note(&self, endpoint: &Endpoint, outcome: UpstreamResult, dice: &RefCell<fastrand::Rng>) {
+    pub(crate) fn note(&self, endpoint: &Endpoint, outcome: UpstreamResult, rng: &RefCell<fastrand::Rng>) {
         if let (Some(outlier), Some(track)) = (&self.cluster.outlier, &endpoint.state) {
             outlier::record(outlier, track, outcome, |cause| {
-                decide(self, outlier, (endpoint, track), cause, &mut dice.borrow_mut());
+                decide(self, outlier, (endpoint, track), cause, &mut rng.borrow_mut());
             });
         }
     }
 
     /// Records the failure of a connection or request, if the endpoint caused it.
-    pub(crate) fn note_failure(&self, endpoint: &Endpoint, kind: &Kind, dice: &RefCell<fastrand::Rng>) {
+    pub(crate) fn note_failure(&self, endpoint: &Endpoint, kind: &Kind, rng: &RefCell<fastrand::Rng>) {
         match kind {
             Kind::TryTimeout => self.stats.rq_per_try_timeout.inc(),
             Kind::UpstreamProtocol => self.stats.cx_protocol_error.inc(),
@@ -52,7 +52,7 @@ impl Pool {
             Kind::ResponseTimeout | Kind::TryTimeout => UpstreamResult::Late,
             _ => return,
         };
-        self.note(endpoint, outcome, dice);
+        self.note(endpoint, outcome, rng);
     }
 }
 
@@ -61,11 +61,11 @@ fn decide(
     outlier: &Outlier,
     (endpoint, track): (&Endpoint, &EndpointState),
     cause: EjectionCause,
-    dice: &mut fastrand::Rng,
+    rng: &mut fastrand::Rng,
 ) {
     let Some(stats) = &pool.outliers else { return };
     let endpoints = pool.cluster.endpoints.load();
-    let verdict = outlier::eject(outlier, &endpoints, track, cause, Instant::now(), dice);
+    let verdict = outlier::eject(outlier, &endpoints, track, cause, Instant::now(), rng);
     let (detected, enforced) = stats.of(cause);
     if verdict != EjectionVerdict::AlreadyEjected {
         detected.inc();
@@ -91,11 +91,11 @@ fn decide(
 /// Runs the interval check of a cluster's endpoints until the cluster is removed. One worker per interval does
 /// the check.
 pub(super) async fn watch(pool: Weak<Pool>) {
-    let mut dice = fastrand::Rng::new();
+    let mut rng = fastrand::Rng::new();
     while let Some(interval) = interval(&pool) {
         timer::sleep(interval).await;
         if let Some(pool) = pool.upgrade() {
-            check_endpoints(&pool, &mut dice);
+            check_endpoints(&pool, &mut rng);
         }
     }
 }
@@ -105,7 +105,7 @@ fn interval(pool: &Weak<Pool>) -> Option<std::time::Duration> {
     pool.cluster.outlier.as_ref().map(|outlier| outlier.interval)
 }
 
-fn check_endpoints(pool: &Rc<Pool>, dice: &mut fastrand::Rng) {
+fn check_endpoints(pool: &Rc<Pool>, rng: &mut fastrand::Rng) {
     let (Some(outlier), Some(stats)) = (&pool.cluster.outlier, &pool.outliers) else { return };
     let now = Instant::now();
     if !outlier::is_due(outlier, now) {
@@ -126,6 +126,6 @@ fn check_endpoints(pool: &Rc<Pool>, dice: &mut fastrand::Rng) {
     // The gauge is the sum over all workers, so each adds its own changes.
     stats.ejections_active.add(change);
     for (endpoint, track, cause) in found {
-        decide(pool, outlier, (endpoint, track), cause, dice);
+        decide(pool, outlier, (endpoint, track), cause, rng);
     }
 }

@@ -129,11 +129,11 @@ impl<'a> FilterResults<'a> {
     /// Returns a copy of a head, unless the limit is exceeded.
     fn copy(&mut self, head: &RequestHead) -> Option<Box<RequestHead>> {
         self.kept = self.kept.saturating_add(head.size());
-        (!self.is_lost()).then(|| Box::new(head.copy()))
+        (!self.exceeds_limit()).then(|| Box::new(head.copy()))
     }
 
     /// Returns whether heads are missing, because they exceeded the limit.
-    fn is_lost(&self) -> bool {
+    fn exceeds_limit(&self) -> bool {
         self.kept > MAX_KEPT
     }
 
@@ -256,7 +256,7 @@ impl AdmittedRequest<'_> {
         if is_admitting || !newest.filters.iter().any(Filter::may_refuse) {
             return Ok(());
         }
-        if self.results.is_lost() || !newest.presents_requests_like(self.manager) {
+        if self.results.exceeds_limit() || !newest.presents_requests_like(self.manager) {
             return Err(Refusal::Handling);
         }
         let (seed, head) = (self.results.seed, Cow::Borrowed(self.results.head(0, self.head)));
@@ -421,8 +421,8 @@ impl FilterWalk<'_> {
         if jwt.bypass_preflight && cors::is_preflight(&self.head) {
             return Ok(());
         }
-        let mut dice = fastrand::Rng::with_seed(self.seed);
-        let requirement = jwt::requirement(jwt, setting, &self.head, &mut dice);
+        let mut rng = fastrand::Rng::with_seed(self.seed);
+        let requirement = jwt::requirement(jwt, setting, &self.head, &mut rng);
         let Some(requirement) = requirement.map_err(|_| Refusal::Authentication)? else { return Ok(()) };
         let came = self.case.start.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let signatures = &self.case.results.signatures;

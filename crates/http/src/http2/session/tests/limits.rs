@@ -18,7 +18,7 @@ fn floods_are_stopped() {
     };
     let calm = |stopped: Option<(u32, Reason)>, max: u32| {
         let (round, reason) = stopped.expect("never stopped");
-        assert!(reason == Reason::CALM && round < max, "{reason} after {round}");
+        assert!(reason == Reason::ENHANCE_YOUR_CALM && round < max, "{reason} after {round}");
     };
     let reset = |stream| frame(FrameKind::Reset, 0, stream, &8_u32.to_be_bytes());
     // CVE-2023-44487.
@@ -96,7 +96,7 @@ fn settings_are_limited_and_the_last_value_applies() {
     feed(&mut session, &settings(&windows(32))).unwrap();
     assert_eq!((session.peer.window, session.streams[&5].send_window), (1031, 1031));
     // CVE-2020-11080.
-    assert_eq!(feed(&mut session, &settings(&windows(33))), Err(Reason::CALM));
+    assert_eq!(feed(&mut session, &settings(&windows(33))), Err(Reason::ENHANCE_YOUR_CALM));
     assert_eq!(session.exceeding_frame, Some(FrameKind::Settings));
     // Every value must be valid, although only the last one applies.
     assert_eq!(feed(&mut serving(3), &settings(&[(4, 1 << 31), (4, 1000)])), Err(Reason::FLOW_CONTROL));
@@ -114,7 +114,7 @@ fn frames_that_affect_all_streams_cost_by_their_number() {
         let stopped = (0..3000).find(|n| {
             let result = feed(session, &next(*n));
             frames(session);
-            result == Err(Reason::CALM)
+            result == Err(Reason::ENHANCE_YOUR_CALM)
         });
         stopped.expect("never stopped")
     };
@@ -247,5 +247,5 @@ fn few_interim_responses_are_kept() {
     let id = session.request(&request(), true, false).unwrap().unwrap();
     let interim = frame(FrameKind::Headers, END_HEADERS, id, b"\x08\x03103");
     let flood = interim.repeat(INTERIM + 1 + LIMITS.options.useless_frames as usize);
-    assert_eq!(feed(&mut session, &flood), Err(Reason::CALM));
+    assert_eq!(feed(&mut session, &flood), Err(Reason::ENHANCE_YOUR_CALM));
 }
