@@ -12,6 +12,7 @@ use super::{
     extension_provider::ExtensionProvider,
     gateway::TlsVersion,
     mesh_networks::MeshNetworks,
+    namespace_selector::NamespaceSelector,
     proxy_config::ProxySettings,
     value::Duration,
     virtual_service::HttpRetry,
@@ -75,7 +76,7 @@ pub struct MeshConfig {
     /// Address at which workloads receive inbound connections.
     pub inbound_traffic_policy: InboundTrafficPolicy,
     /// Namespaces whose services and routing objects are used: those that one of these selects. Empty: all.
-    pub discovery_selectors: Vec<DiscoverySelector>,
+    pub discovery_selectors: Vec<NamespaceSelector>,
     /// Retry policy of routes without one.
     pub default_http_retry_policy: Option<HttpRetry>,
     /// Connect timeout.
@@ -319,60 +320,6 @@ pub enum InboundMode {
     Passthrough,
     /// Loopback.
     Localhost,
-}
-
-/// Selects namespaces by their labels: all conditions must hold.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct DiscoverySelector {
-    /// Labels.
-    pub match_labels: BTreeMap<String, String>,
-    /// Conditions on labels.
-    pub match_expressions: Vec<LabelRequirement>,
-}
-
-/// Condition on a label.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct LabelRequirement {
-    /// Label.
-    pub key: String,
-    /// Operator.
-    pub operator: LabelOperator,
-    /// Values.
-    pub values: Vec<String>,
-}
-
-/// Operator of a condition on a label.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-pub enum LabelOperator {
-    /// The label has one of the values.
-    #[default]
-    In,
-    /// The label has none of the values, or does not exist.
-    NotIn,
-    /// The label exists.
-    Exists,
-    /// The label does not exist.
-    DoesNotExist,
-}
-
-impl DiscoverySelector {
-    /// Returns whether a namespace is selected; `label` returns its labels.
-    pub fn selects<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
-        let holds = |one: &LabelRequirement| {
-            let value = label(&one.key);
-            let is_listed = value.is_some_and(|value| one.values.iter().any(|known| known == value));
-            match one.operator {
-                LabelOperator::In => is_listed,
-                LabelOperator::NotIn => !is_listed,
-                LabelOperator::Exists => value.is_some(),
-                LabelOperator::DoesNotExist => value.is_none(),
-            }
-        };
-        self.match_labels.iter().all(|(key, value)| label(key) == Some(value))
-            && self.match_expressions.iter().all(holds)
-    }
 }
 
 /// Encoding of access logs.

@@ -13,6 +13,7 @@ pub mod kube;
 pub(crate) mod manifest;
 pub mod mesh_config;
 pub mod mesh_networks;
+pub mod namespace_selector;
 pub mod proxy_config;
 pub mod rate_limit;
 pub mod secret;

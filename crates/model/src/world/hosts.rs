@@ -7,7 +7,7 @@ use super::{
     index::HostIndex,
     store::{Entry, Store},
 };
-use crate::api::{Service, Typed, VirtualService};
+use crate::api::{Service, Typed, VirtualService, namespace_selector::NamespaceSelector};
 
 /// Port for the hosts of a VirtualService that are not services.
 pub(crate) const WELL_KNOWN_PORT: u16 = 80;
@@ -104,16 +104,17 @@ impl World {
     /// Returns whether services and routing objects of a namespace are used (`discoverySelectors`).
     pub fn discovers(&self, namespace: &str) -> bool {
         let selectors = &self.mesh().discovery_selectors;
-        if selectors.is_empty() {
-            return true;
-        }
+        selectors.is_empty() || selectors.iter().any(|selector| self.selects_namespace(selector, namespace))
+    }
+
+    /// Returns whether a selector selects a namespace.
+    pub(super) fn selects_namespace(&self, selector: &NamespaceSelector, namespace: &str) -> bool {
         let labels = self.namespace(namespace);
-        // Kubernetes sets this label itself.
-        let label = |key: &str| match key {
+        selector.selects(|key| match key {
+            // Kubernetes sets this label itself.
             "kubernetes.io/metadata.name" => Some(namespace),
             key => labels?.get(key).map(String::as_str),
-        };
-        selectors.iter().any(|selector| selector.selects(label))
+        })
     }
 
     /// Returns whether clients of this namespace see the service, by its annotation or the mesh's default.

@@ -8,6 +8,7 @@ use super::{ObjectReference, ParentReference};
 use crate::api::{
     Labels,
     kube::{NETWORK, gateway_port},
+    namespace_selector::NamespaceSelector,
 };
 
 /// Option of a listener's TLS for gateways between networks.
@@ -163,41 +164,6 @@ pub enum NamespacesFrom {
     None,
 }
 
-/// Label selector of Kubernetes; all conditions must hold.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct NamespaceSelector {
-    /// Labels and their values.
-    pub match_labels: Labels,
-    /// Further conditions.
-    pub match_expressions: Vec<SelectorRequirement>,
-}
-
-/// Condition of a label selector.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct SelectorRequirement {
-    /// Label.
-    pub key: String,
-    /// Operator.
-    pub operator: Option<SelectorOperator>,
-    /// Values.
-    pub values: Vec<String>,
-}
-
-/// Operator of a label selector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-pub enum SelectorOperator {
-    /// The label has one of the values.
-    In,
-    /// The label has none of the values, or is absent.
-    NotIn,
-    /// The label is present.
-    Exists,
-    /// The label is absent.
-    DoesNotExist,
-}
-
 /// Kind of routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
@@ -314,23 +280,6 @@ pub enum SanType {
     /// URI.
     #[serde(rename = "URI")]
     Uri,
-}
-
-impl NamespaceSelector {
-    /// Returns whether labels meet all conditions.
-    pub fn matches(&self, labels: &Labels) -> bool {
-        let holds = |of: &SelectorRequirement| {
-            let value = labels.get(&of.key);
-            match of.operator {
-                Some(SelectorOperator::In) => value.is_some_and(|value| of.values.contains(value)),
-                Some(SelectorOperator::NotIn) => value.is_none_or(|value| !of.values.contains(value)),
-                Some(SelectorOperator::Exists) => value.is_some(),
-                Some(SelectorOperator::DoesNotExist) => value.is_none(),
-                None => false,
-            }
-        };
-        crate::api::selects(&self.match_labels, labels) && self.match_expressions.iter().all(holds)
-    }
 }
 
 impl ReferenceGrant {

@@ -8,8 +8,8 @@ use serde::Deserialize;
 pub use gateways::{
     AUTO_PASSTHROUGH, AllowedListeners, AllowedRoutes, BackendTlsPolicy, BackendValidation, GatewayAddress,
     GatewayClass, Grant, GrantFrom, GrantTo, KubernetesGateway, LISTENER_MODE, Listener, ListenerProtocol,
-    ListenerSet, ListenerTls, ListenerTlsMode, NamespaceSelector, NamespacesFrom, ReferenceGrant,
-    RouteGroupKind, RouteNamespaces, SanType, SelectorOperator, SelectorRequirement, SubjectAltName,
+    ListenerSet, ListenerTls, ListenerTlsMode, NamespacesFrom, ReferenceGrant, RouteGroupKind,
+    RouteNamespaces, SanType, SubjectAltName,
 };
 pub use routes::{
     Cors, Filter, FilterType, Fraction, GrpcMatch, GrpcMethod, GrpcRoute, GrpcRule, HeaderFilter,

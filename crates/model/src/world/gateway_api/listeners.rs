@@ -99,15 +99,13 @@ impl World {
 
     /// Returns whether a selection of namespaces of an object in `own` has a namespace.
     pub(super) fn is_allowed(&self, of: Option<&RouteNamespaces>, own: &str, namespace: &str) -> bool {
-        let none = Labels::new();
         match of.and_then(|of| of.from).unwrap_or_default() {
             NamespacesFrom::All => true,
             NamespacesFrom::Same => own == namespace,
             NamespacesFrom::None => false,
             NamespacesFrom::Selector => {
                 let selector = of.and_then(|of| of.selector.as_ref());
-                let labels = self.namespace(namespace).unwrap_or(&none);
-                selector.is_some_and(|selector| selector.matches(labels))
+                selector.is_some_and(|selector| self.selects_namespace(selector, namespace))
             }
         }
     }

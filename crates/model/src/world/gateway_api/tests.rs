@@ -211,3 +211,24 @@ fn mistakes_in_routes_are_refused() {
         assert!(parsed.objects.is_empty() && findings.contains(expected), "{rules}: {findings}");
     }
 }
+
+#[test]
+fn selectors_select_namespaces_by_label_and_name() {
+    let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, labels: {tier: web}}\n";
+    let mut world = World::new();
+    apply(&mut world, namespace);
+    let selected = |selector: serde_json::Value| {
+        let selector = serde_json::from_value(selector).unwrap();
+        ["shop", "other"].map(|namespace| world.selects_namespace(&selector, namespace))
+    };
+    let by = |key: &str, operator: &str, values: &[&str]| serde_json::json!({"matchExpressions": [{"key": key, "operator": operator, "values": values}]});
+    // Kubernetes sets the label with the name itself.
+    let name = "kubernetes.io/metadata.name";
+    assert_eq!(selected(serde_json::json!({"matchLabels": {name: "other"}})), [false, true]);
+    assert_eq!(selected(by(name, "In", &["shop"])), [true, false]);
+    assert_eq!(selected(serde_json::json!({"matchLabels": {"tier": "web"}})), [true, false]);
+    assert_eq!(selected(by("tier", "NotIn", &["web"])), [false, true]);
+    assert_eq!(selected(by("tier", "Exists", &[])), [true, false]);
+    assert_eq!(selected(by("tier", "DoesNotExist", &[])), [false, true]);
+    assert_eq!(selected(serde_json::json!({})), [true, true]);
+}
