@@ -156,16 +156,7 @@ impl World {
                 let gateways = gateway.map(|gateway| gateway.selector.clone()).into_iter().collect();
                 ChangeSet { gateways, ..ChangeSet::default() }
             }
-            Kind::Secret if self.secrets.get(namespace, name).is_some() => {
-                // Sidecars get the secrets of rules that select them.
-                let mut rules =
-                    self.destination_rules.in_namespace(namespace).map(|entry| &entry.object.spec);
-                let of_sidecars = rules.any(|rule| rule.workload_selector.is_some() && rule.has_credential());
-                let workloads_in = of_sidecars.then(|| namespace.to_owned()).into_iter().collect();
-                let secrets = BTreeSet::from([(namespace.to_owned(), name.to_owned())]);
-                ChangeSet { secrets, workloads_in, ..ChangeSet::default() }
-            }
-            Kind::Secret => ChangeSet::nothing(),
+            Kind::Secret => self.changes_of_secret(namespace, name),
             Kind::AuthorizationPolicy | Kind::RequestAuthentication | Kind::Telemetry
                 if namespace == self.mesh().root_namespace =>
             {
@@ -182,28 +173,41 @@ impl World {
             Kind::ServiceEntry => self.changes_of_entry(namespace, name),
             Kind::WorkloadEntry => self.changes_of_workload_entry(namespace, name),
             Kind::EndpointSlice => self.changes_of_slice(namespace, name),
-            Kind::DestinationRule => {
-                let rule = self.destination_rules.get(namespace, name).map(|entry| &entry.object);
-                let Some(rule) = rule else { return ChangeSet::nothing() };
-                match self.service(&hosts::fqdn(&rule.spec.host, namespace)) {
-                    Some(service) if service.spec.entry_host.is_none() => ChangeSet {
-                        services: BTreeSet::from([(
-                            service.meta.namespace.clone(),
-                            service.meta.name.clone(),
-                        )]),
-                        routes: true,
-                        gateway_routes: true,
-                        workloads: self.shapes_listeners(service)
-                            || self.is_destination_of_connections(service)
-                            || rule.spec.has_credential(),
-                        // Their metadata name the rule that applies to them.
-                        workloads_in: BTreeSet::from([service.meta.namespace.clone()]),
-                        ..ChangeSet::default()
-                    },
-                    _ => ChangeSet::everything(),
-                }
-            }
+            Kind::DestinationRule => self.changes_of_destination_rule(namespace, name),
             Kind::Pod => self.pod(namespace, name).map(|pod| self.changes_of_pod(pod)).unwrap_or_default(),
+        }
+    }
+
+    /// Returns the resources that depend on a Secret.
+    fn changes_of_secret(&self, namespace: &str, name: &str) -> ChangeSet {
+        if self.secrets.get(namespace, name).is_none() {
+            return ChangeSet::nothing();
+        }
+        // Sidecars get the secrets of rules that select them.
+        let mut rules = self.destination_rules.in_namespace(namespace).map(|entry| &entry.object.spec);
+        let of_sidecars = rules.any(|rule| rule.workload_selector.is_some() && rule.has_credential());
+        let workloads_in = of_sidecars.then(|| namespace.to_owned()).into_iter().collect();
+        let secrets = BTreeSet::from([(namespace.to_owned(), name.to_owned())]);
+        ChangeSet { secrets, workloads_in, ..ChangeSet::default() }
+    }
+
+    /// Returns the resources that depend on a DestinationRule.
+    fn changes_of_destination_rule(&self, namespace: &str, name: &str) -> ChangeSet {
+        let rule = self.destination_rules.get(namespace, name).map(|entry| &entry.object);
+        let Some(rule) = rule else { return ChangeSet::nothing() };
+        match self.service(&hosts::fqdn(&rule.spec.host, namespace)) {
+            Some(service) if service.spec.entry_host.is_none() => ChangeSet {
+                services: BTreeSet::from([(service.meta.namespace.clone(), service.meta.name.clone())]),
+                routes: true,
+                gateway_routes: true,
+                workloads: self.shapes_listeners(service)
+                    || self.is_destination_of_connections(service)
+                    || rule.spec.has_credential(),
+                // Their metadata name the rule that applies to them.
+                workloads_in: BTreeSet::from([service.meta.namespace.clone()]),
+                ..ChangeSet::default()
+            },
+            _ => ChangeSet::everything(),
         }
     }
 
