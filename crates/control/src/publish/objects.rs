@@ -1,7 +1,8 @@
-//! Status of configuration objects: which proxies hold what an object affects, and which of them have accepted it.
+//! Status of configuration objects: which proxies hold the resources that an object affects, and which have accepted
+//! them.
 //!
 //! Nothing is recorded while changes are published, except the generation of each changed object. A status is computed
-//! when it is requested, from three things: what the object affects ([`skysail_model::Reach`]), the generation in which
+//! when it is requested, from three facts: the resources that the object affects ([`skysail_model::Reach`]), the generation in which
 //! each resource last changed, and the generation up to which each proxy has answered. One request is served at a time.
 
 mod deliveries;

@@ -71,7 +71,7 @@ pub(crate) struct TypeStatus {
     /// Generation up to which the proxy has accepted or rejected the changes.
     #[serde(skip)]
     pub(super) answered_generation: Option<u64>,
-    /// The last rejections, the oldest first; at most [`MAX_REJECTIONS`].
+    /// The last rejections, the oldest first; at most [`MAX_REJECTIONS`], and [`MAX_REJECTION_BYTES`] of all types.
     #[serde(skip)]
     pub(super) rejections: Vec<Rejection>,
     /// The proxy subscribes to all resources.
@@ -97,6 +97,8 @@ pub(super) struct Rejection {
 const REJECTION_LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of rejections that are kept of one stream and resource type. Later responses may have been accepted.
 const MAX_REJECTIONS: usize = 4;
+/// Maximum size in bytes of the error messages of these rejections, over all resource types of a stream.
+const MAX_REJECTION_BYTES: usize = 8 << 10;
 /// Rate limit of log lines about rejections of one identity, over all its streams. All clients of the plain-text port
 /// are one identity.
 pub(super) const REJECTION_LINES: Rate = Rate { burst: 20.0, per_second: 0.1 };
@@ -162,13 +164,26 @@ impl ClientStatus {
                 status.synced = false;
                 let error = status.error.as_str().into();
                 let (after, up_to) = (status.answered_generation, status.sent_generation.unwrap_or_default());
-                status.rejections.push(Rejection { after, up_to, error });
-                if status.rejections.len() > MAX_REJECTIONS {
-                    status.rejections.remove(0);
-                }
                 status.answered_generation = status.sent_generation;
+                self.keep_rejection(kind, Rejection { after, up_to, error });
             }
             Event::HostUsed { .. } | Event::HostUnused { .. } => {}
+        }
+    }
+
+    /// Keeps a rejection, and removes the oldest ones above the limits.
+    fn keep_rejection(&mut self, kind: Kind, rejection: Rejection) {
+        let rejections = &mut self.of(kind).rejections;
+        rejections.push(rejection);
+        if rejections.len() > MAX_REJECTIONS {
+            rejections.remove(0);
+        }
+        while self.types.iter().map(|(_, status)| status.rejection_bytes()).sum::<usize>()
+            > MAX_REJECTION_BYTES
+        {
+            let largest = self.types.iter_mut().max_by_key(|(_, status)| status.rejection_bytes());
+            let Some((_, status)) = largest else { return };
+            status.rejections.remove(0);
         }
     }
 
@@ -196,6 +211,13 @@ impl ClientStatus {
             self.types.len() - 1
         });
         &mut self.types[index].1
+    }
+}
+
+impl TypeStatus {
+    /// Returns the size of the error messages of the kept rejections in bytes.
+    fn rejection_bytes(&self) -> usize {
+        self.rejections.iter().map(|rejection| rejection.error.len()).sum()
     }
 }
 

@@ -1,7 +1,7 @@
-//! What each proxy was sent of the resources that an object affects, and what it answered.
+//! Delivery of the resources that an object affects to each proxy, and the proxy's answer.
 //!
-//! A list has thousands of objects and proxies, so most pairs must not look at resources one by one. Resources are
-//! indexed by host once for each layer. A proxy that has answered all changes and subscribes to all resources of a type
+//! A list has thousands of objects and proxies, so for most pairs the resources must not be examined one by one.
+//! Resources are indexed by host once for each layer. A proxy that has answered all changes and subscribes to all resources of a type
 //! needs one lookup of the host; proxies that list few names are found by the hosts of these names.
 
 use std::{
@@ -14,7 +14,8 @@ use skysail_xds::{Kind, Layer, Snapshot};
 
 use super::super::status::{ClientStatus, TypeStatus};
 
-/// Maximum number of error messages in which names of resources are searched.
+/// Maximum number of different error messages that are searched for names of resources. Each search costs time in
+/// proportion to the resources of a proxy.
 const MAX_ERRORS: usize = 256;
 
 /// State of resources at a proxy, from good to bad.
@@ -57,8 +58,7 @@ pub(super) struct Fleet<'a> {
     complete: Vec<usize>,
     /// Other clients by the hosts of the names to which they subscribe.
     by_host: HashMap<Box<str>, Vec<usize>>,
-    /// Error messages that name a resource.
-    specific: BTreeSet<Arc<str>>,
+    errors: ErrorMessages,
 }
 
 struct FleetView<'a> {
@@ -98,6 +98,10 @@ struct Reached<'a> {
     published: u64,
 }
 
+/// Error messages of proxies, and whether each names a resource.
+#[derive(Default)]
+struct ErrorMessages(HashMap<Arc<str>, bool>);
+
 /// Types whose resources belong to hosts.
 const OF_HOSTS: [Kind; 4] = [Kind::Cluster, Kind::Endpoint, Kind::Route, Kind::VirtualHost];
 
@@ -128,7 +132,7 @@ impl<'a> Fleet<'a> {
             layers,
             complete: Vec::new(),
             by_host: HashMap::new(),
-            specific: BTreeSet::new(),
+            errors: ErrorMessages::default(),
         };
         let mut lists = HashMap::new();
         for (view, status) in clients {
@@ -178,13 +182,8 @@ impl<'a> Fleet<'a> {
                 }
             }
             for rejection in &status.rejections {
-                let names = || snapshot.iter(kind).map(|resource| &resource.name);
-                if self.specific.len() < MAX_ERRORS
-                    && !self.specific.contains(&rejection.error)
-                    && names().any(|name| mentions(&rejection.error, name))
-                {
-                    self.specific.insert(Arc::clone(&rejection.error));
-                }
+                let names = snapshot.iter(kind).map(|resource| &*resource.name);
+                self.errors.search(&rejection.error, names);
             }
             types[kind as usize] = Some(FleetSubscription { status, all, names });
         }
@@ -323,7 +322,7 @@ impl<'a> Fleet<'a> {
         let rejection = status.rejections.iter().rev().find(|of| {
             of.after < Some(changed)
                 && changed <= of.up_to
-                && (!self.specific.contains(&of.error) || mentions(&of.error, name))
+                && (!self.errors.name_resources(&of.error) || mentions(&of.error, name))
         });
         if let Some(rejection) = rejection {
             Delivery::Refused(Arc::clone(&rejection.error))
@@ -341,6 +340,21 @@ impl FleetSubscription<'_> {
     fn covers(&self, kind: Kind, name: &str) -> bool {
         let has = |name: &str| self.names.binary_search_by(|known| (**known).cmp(name)).is_ok();
         self.all || has(name) || kind.family(name).is_some_and(has)
+    }
+}
+
+impl ErrorMessages {
+    /// Searches a message for these names, unless it or [`MAX_ERRORS`] others were searched before.
+    fn search<'n>(&mut self, message: &Arc<str>, mut names: impl Iterator<Item = &'n str>) {
+        if self.0.len() < MAX_ERRORS && !self.0.contains_key(message) {
+            self.0.insert(Arc::clone(message), names.any(|name| mentions(message, name)));
+        }
+    }
+
+    /// Returns whether a message names a resource. A message that was not searched counts as one that names none, so
+    /// it refuses all resources of its response.
+    fn name_resources(&self, message: &str) -> bool {
+        self.0.get(message).copied().unwrap_or_default()
     }
 }
 
@@ -391,6 +405,23 @@ mod tests {
         ] {
             assert_eq!(host_of(name), host, "{name}");
         }
+    }
+
+    #[test]
+    fn the_number_of_searched_error_messages_is_limited() {
+        let mut errors = ErrorMessages::default();
+        let mut searches = 0;
+        for number in 0..2 * MAX_ERRORS {
+            for _ in 0..2 {
+                let message = format!("wrong number {number} of a.x").into();
+                errors.search(&message, std::iter::once("b.x").inspect(|_| searches += 1));
+            }
+        }
+        assert_eq!(searches, MAX_ERRORS, "messages that name no resource count too");
+        let mut errors = ErrorMessages::default();
+        errors.search(&"wrong a.x".into(), ["b.x", "a.x"].into_iter());
+        errors.search(&"wrong".into(), ["b.x", "a.x"].into_iter());
+        assert_eq!(["wrong a.x", "wrong", "other"].map(|of| errors.name_resources(of)), [true, false, false]);
     }
 
     #[test]

@@ -1,4 +1,6 @@
-//! Log lines about rejected configuration.
+//! Log lines and memory for rejected configuration.
+
+use skysail_xds::server::Event;
 
 use super::*;
 
@@ -27,4 +29,21 @@ fn log_lines_about_rejections_are_limited_by_identity_over_all_streams() {
     let mut at =
         |seconds| status.admit_rejection_line(Kind::Cluster, &bucket, start + Duration::from_secs(seconds));
     assert_eq!([at(0), at(9), at(10)], [Some(0), None, Some(0)], "a stream logs one line per interval");
+}
+
+#[test]
+fn the_rejections_that_a_stream_keeps_are_bounded() {
+    let mut status = ClientStatus::new(1, &scopes::client("x", serde_json::json!({})));
+    for round in 0..10 {
+        for kind in Kind::ALL {
+            let reason = format!("{round} {}", "x".repeat(1_000));
+            status.record(Event::Rejected { kind, nonce: round, reason: &reason });
+        }
+    }
+    let sizes =
+        status.types().map(|(_, of)| of.rejections.iter().map(|kept| kept.error.len()).sum::<usize>());
+    let sizes: Vec<usize> = sizes.collect();
+    assert!((7 << 10..=8 << 10).contains(&sizes.iter().sum::<usize>()), "{sizes:?}");
+    let (_, last) = status.types().last().unwrap();
+    assert!(last.rejections.last().unwrap().error.starts_with("9 "), "the newest is kept");
 }
