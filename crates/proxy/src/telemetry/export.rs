@@ -19,7 +19,10 @@ use skysail_policy::config::collector::Collector;
 const MAX_BYTES: usize = 1 << 20;
 /// Maximum time between two attempts to send to a collector that is away, unless its interval is longer.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
-/// Minimum interval between warnings about lost items.
+/// Maximum number of consecutive attempts without new items. A collector that the configuration no longer has would
+/// otherwise keep its batch forever. With [`MAX_BACKOFF`] they take a quarter of an hour.
+const MAX_IDLE_ATTEMPTS: u32 = 20;
+/// Minimum interval between warnings about dropped items.
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Batches of a worker.
@@ -40,11 +43,13 @@ pub(crate) struct Exporter {
     pub(crate) done: Notify,
     /// Number of batches that failed in a row. After a failure a full batch is not sent at once.
     failures: Cell<u32>,
+    /// Number of these failures since the last item was added.
+    idle_failures: Cell<u32>,
     /// The worker is shutting down.
     pub(crate) ending: Cell<bool>,
     /// All items from before the shutdown are sent.
     pub(crate) finished: Cell<bool>,
-    /// Lost items since the last warning, and the time of that warning.
+    /// Dropped items since the last warning, and the time of that warning.
     unreported: Cell<u64>,
     last_warning: Cell<Option<Instant>>,
 }
@@ -74,6 +79,7 @@ impl Exporters {
             now: Notify::new(),
             done: Notify::new(),
             failures: Cell::new(0),
+            idle_failures: Cell::new(0),
             ending: Cell::new(false),
             finished: Cell::new(false),
             unreported: Cell::new(0),
@@ -127,20 +133,24 @@ impl Exporter {
     pub(crate) fn sent(&self, count: u64) {
         self.stats.sent.add(count);
         self.failures.set(0);
+        self.idle_failures.set(0);
     }
 
-    /// Records that a batch of `count` items was lost.
+    /// Records that a batch of `count` items is dropped after a failure.
     pub(crate) fn failed(&self, count: u64, why: &str) {
         self.stats.failed.add(count);
         self.failures.set(self.failures.get().saturating_add(1));
+        self.idle_failures.set(0);
         self.report_dropped(count, why);
     }
 
-    /// Puts back a batch that the collector did not get, before the items added since. It is lost if the worker is
-    /// shutting down, or if both exceed the buffer.
+    /// Puts back a batch that the collector did not get, before the items added since. The batch is dropped if the
+    /// worker is shutting down, if both exceed the buffer, or after [`MAX_IDLE_ATTEMPTS`].
     pub(crate) fn put_back(&self, failed: Batch, why: &str) {
         let mut batch = self.batch.borrow_mut();
-        if self.ending.get() || failed.items.len() + batch.items.len() > self.max_bytes() {
+        self.idle_failures.set(if batch.count == 0 { self.idle_failures.get() + 1 } else { 0 });
+        let is_abandoned = self.idle_failures.get() >= MAX_IDLE_ATTEMPTS;
+        if self.ending.get() || is_abandoned || failed.items.len() + batch.items.len() > self.max_bytes() {
             drop(batch);
             return self.failed(failed.count, why);
         }
@@ -271,9 +281,16 @@ mod tests {
         assert_eq!((exporter.stats.failed.get(), exporter.take().count), (5, 1), "both exceed the buffer");
         (0..20).for_each(|_| exporter.put_back(Batch { items: vec![0], count: 1 }, "test"));
         assert_eq!(exporter.interval(), MAX_BACKOFF);
+        // A batch without new items is dropped after some attempts, otherwise at shutdown.
+        for attempt in 1..=MAX_IDLE_ATTEMPTS {
+            assert_eq!(exporter.stats.failed.get(), 5, "{attempt}");
+            exporter.put_back(exporter.take(), "test");
+        }
+        assert_eq!((exporter.stats.failed.get(), exporter.is_empty()), (25, true));
+        exporter.add(|items| items.push(0));
         exporter.ending.set(true);
         exporter.put_back(exporter.take(), "test");
-        assert_eq!((exporter.stats.failed.get(), exporter.is_empty()), (25, true));
+        assert_eq!((exporter.stats.failed.get(), exporter.is_empty()), (26, true));
 
         exporters.remove(&exporter);
         assert!(exporters.of(&collector(100), &shard).1);
