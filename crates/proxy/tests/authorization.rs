@@ -264,6 +264,31 @@ async fn a_request_that_cannot_be_checked_is_denied() {
     }
 }
 
+/// Answers with status 200 that are too large, have two lengths, or never end are no decisions.
+#[tokio::test]
+async fn an_authorizer_without_a_valid_answer_denies() {
+    let large = format!("content-length: {0}\r\n\r\n{1}", 2 << 20, "x".repeat(2 << 20));
+    let long_head = format!("x-good: {}\r\ncontent-length: 0\r\n\r\n", "x".repeat(100_000));
+    let two_lengths = "content-length: 0\r\ncontent-length: 1\r\n\r\n".to_owned();
+    for answer in [large, long_head, two_lengths, "content-length: 1\r\n\r\n".to_owned()] {
+        let authorizer = server(move |_, mut client| {
+            let answer = answer.clone();
+            async move {
+                while client.message_if_any().await.is_some() {
+                    client.send(&format!("HTTP/1.1 200 OK\r\n{answer}")).await;
+                }
+            }
+        })
+        .await;
+        let folder = tempfile::tempdir().unwrap();
+        let manager = http(&[ask_over_http(&json!({"timeout": "1s"}))], &to("upstream"), &json!({}));
+        let clusters = [cluster("authorizer", authorizer, false), cluster("upstream", echo().await, false)];
+        let bootstrap = bootstrap(&[listener("l", &[manager])], &clusters);
+        let program = Program::start(folder.path(), &bootstrap).await;
+        assert_eq!(status(program.listener("l").await, "x-good: 1\r\n").await.0, "403");
+    }
+}
+
 /// In Envoy a timeout of zero means no timeout; it never skips the check.
 #[tokio::test]
 async fn a_zero_timeout_does_not_allow_requests() {

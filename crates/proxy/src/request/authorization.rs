@@ -25,6 +25,7 @@ use skysail_xds::envoy::pb::{
 
 use crate::{
     call,
+    request::hop,
     worker::{Worker, downstream::Origin},
 };
 use skysail_http::{
@@ -390,10 +391,14 @@ fn grpc_decision(response: CheckResponse) -> AuthorizationVerdict {
         if !is_name && !header.key.starts_with(':') {
             return None;
         }
+        let name = header.key.to_ascii_lowercase();
+        if hop::OWN_FIELDS.contains(&&*name) {
+            return None;
+        }
         let value = if header.value.is_empty() { header.raw_value } else { header.value.into_bytes() };
         // Control characters are dropped: a line feed would begin another field.
         let value = value.into_iter().filter(|byte| !byte.is_ascii_control() || *byte == b'\t').collect();
-        Some((appended, header.key.to_ascii_lowercase().into_boxed_str(), value))
+        Some((appended, name.into_boxed_str(), value))
     };
     let fields = |options: Vec<HeaderValueOption>| options.into_iter().filter_map(field);
     let mut metadata = response.dynamic_metadata.map(json).unwrap_or_default();

@@ -28,6 +28,7 @@ use crate::{
     request::{
         authorization::json,
         context::{Filtered, RequestContext, ResponseField, add_metadata},
+        hop,
         transfer::unless_closed,
     },
 };
@@ -223,14 +224,16 @@ fn verdict(answer: RateLimitResponse, descriptors: &[Descriptor], config: &Globa
     }
 }
 
-/// Returns header fields of the service. Names must be tokens; control characters in values are dropped, because a line
-/// feed would begin another field.
+/// Returns header fields of the service, except those that frame or address a message. Names must be tokens. Control
+/// characters in values are dropped, because a line feed would begin another field.
 fn fields(headers: Vec<HeaderValue>) -> Vec<LimitField> {
     let field = |header: HeaderValue| {
-        let is_name = !header.key.is_empty() && header.key.bytes().all(parse::is_token);
+        let name = header.key.to_ascii_lowercase();
+        let is_name = !name.is_empty() && name.bytes().all(parse::is_token);
+        let is_allowed = is_name && !hop::OWN_FIELDS.contains(&&*name) && name != "host";
         let value = if header.value.is_empty() { header.raw_value } else { header.value.into_bytes() };
         let value = value.into_iter().filter(|byte| !byte.is_ascii_control() || *byte == b'\t').collect();
-        is_name.then(|| (header.key.to_ascii_lowercase().into_boxed_str(), value))
+        is_allowed.then(|| (name.into_boxed_str(), value))
     };
     headers.into_iter().filter_map(field).collect()
 }
@@ -270,5 +273,24 @@ fn report<'s>(statuses: impl Iterator<Item = &'s DescriptorStatus>, response: &m
         add("x-ratelimit-limit", format!("{requests}{policies}"));
         add("x-ratelimit-remaining", status.limit_remaining.to_string());
         add("x-ratelimit-reset", reset(status).to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_the_service_cannot_break_the_framing() {
+        let header = |key: &str, value: &str| HeaderValue {
+            key: key.to_owned(),
+            value: value.to_owned(),
+            ..HeaderValue::default()
+        };
+        let refused = ["Content-Length", "transfer-encoding", "connection", "host", ":path", "a b", ""];
+        let refused = refused.map(|name| header(name, "5"));
+        let kept = [header("X-Good", "a\r\nx-evil: 1")];
+        let found = fields(refused.into_iter().chain(kept).collect());
+        assert_eq!(found, [("x-good".into(), b"ax-evil: 1".as_slice().into())]);
     }
 }

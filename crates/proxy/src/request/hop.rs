@@ -30,6 +30,10 @@ const HOP_BY_HOP: Names = Names::of(&[
     "upgrade",
 ]);
 
+/// Fields that only the sidecar sets, because they frame a message or concern one connection.
+pub(crate) const OWN_FIELDS: [&str; 7] =
+    ["connection", "content-length", "keep-alive", "proxy-connection", "te", "transfer-encoding", "upgrade"];
+
 /// Removes the fields that concern one connection only, and those that `connection` lists (RFC 9110, section 7.6.1).
 /// `te: trailers` stays, because trailers are forwarded. The writer of a message sets the fields that frame it.
 pub(crate) fn remove_connection_fields(headers: &mut Headers, keep_upgrade: bool) {

@@ -35,6 +35,8 @@ fn an_allowing_response_changes_the_request() {
             option("x-none", "b", Some(true)),
             option(":path", "/other", None),
             option("host", "b.example", None),
+            option("Content-Length", "5", None),
+            option("transfer-encoding", "chunked", None),
         ],
         headers_to_remove: vec!["X-Gone".to_owned(), ":method".to_owned(), "host".to_owned()],
         ..OkHttpResponse::default()
