@@ -173,6 +173,12 @@ spec:
     // Endpoints that take no mutual TLS are not forwarded to.
     assert_eq!(endpoints(&made, api[0]).len(), 3);
 
+    let disabled = "---\napiVersion: security.istio.io/v1\nkind: PeerAuthentication\n\
+                    metadata: {name: plain, namespace: shop}\n\
+                    spec: {selector: {matchLabels: {v: \"2\"}}, mtls: {mode: DISABLE}}\n";
+    let (made, _) = compile(&super::world(&format!("{FAR}{gateway}{disabled}")), &router);
+    assert_eq!(endpoints(&made, api[1]), [""; 0]);
+
     let other = ProxyView { labels: view().labels, ..router };
     assert!(compile(&world, &other).0.get(Kind::Cluster, api[0]).is_none());
 }
