@@ -78,16 +78,16 @@ const SETTINGS: Settings = Settings {
     life: Duration::from_secs(600),
 };
 
-/// The addresses of a connection; handlers extract `ConnectInfo<Ends>`.
+/// The addresses of a connection; handlers extract `ConnectInfo<ConnectionAddresses>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ends {
+pub struct ConnectionAddresses {
     /// Address of the server, if known.
     pub local: Option<IpAddr>,
     /// Address of the client.
     pub remote: IpAddr,
 }
 
-impl Ends {
+impl ConnectionAddresses {
     /// Checks that a request comes from this network namespace. Refuses requests that a browser sends for a
     /// page of another site.
     ///
@@ -128,14 +128,14 @@ async fn serve_with(listener: TcpListener, router: Router, settings: Settings) -
             continue;
         };
         let local = stream.local_addr().ok().map(|address| address.ip().to_canonical());
-        let ends = Ends { local, remote: remote.ip().to_canonical() };
+        let ends = ConnectionAddresses { local, remote: remote.ip().to_canonical() };
         tokio::spawn(connection(stream, ends, router.clone(), Arc::new(admitted), settings));
     }
 }
 
 async fn connection(
     stream: TcpStream,
-    ends: Ends,
+    ends: ConnectionAddresses,
     router: Router,
     admitted: Arc<Admitted>,
     settings: Settings,
@@ -239,7 +239,9 @@ mod tests {
     async fn start(settings: Settings) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let who = async |ConnectInfo(ends): ConnectInfo<Ends>| format!("{} to {:?}", ends.remote, ends.local);
+        let who = async |ConnectInfo(ends): ConnectInfo<ConnectionAddresses>| {
+            format!("{} to {:?}", ends.remote, ends.local)
+        };
         let large = async || Bytes::from_static(&[b'x'; 32 << 20]);
         let router = Router::new().route("/who", get(who)).route("/body", get(async |body: String| body));
         let router = router.route("/large", get(large));

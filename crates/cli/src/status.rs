@@ -148,7 +148,7 @@ fn pods(args: &StatusArgs) -> anyhow::Result<u8> {
         view::Output::Json => stdio::print(serde_json::to_string_pretty(&view::status(&mesh))?)?,
         view::Output::Text => stdio::print(view::pods(&mesh))?,
     }
-    Ok(exit::of(mesh.pods.iter().all(PodState::is_well)))
+    Ok(exit::of(mesh.pods.iter().all(PodState::is_healthy)))
 }
 
 /// Runs this program again in the network namespace of the control plane.

@@ -385,7 +385,7 @@ impl Monitor {
             }
         }
         let all =
-            !state.pods.is_empty() && state.pods.iter().all(PodState::is_well) && state.refused.is_empty();
+            !state.pods.is_empty() && state.pods.iter().all(PodState::is_healthy) && state.refused.is_empty();
         self.waiting = (all && self.ready.is_none()).then(|| self.waiting.unwrap_or_else(Instant::now));
         self.confirmed = 0;
         if all && self.plain {
@@ -560,7 +560,7 @@ impl Monitor {
             problems.push("some workloads were not ready in time (--ready-within)".to_owned());
         }
         problems.extend(state.refused.iter().cloned());
-        for pod in state.pods.iter().filter(|pod| !pod.is_well()) {
+        for pod in state.pods.iter().filter(|pod| !pod.is_healthy()) {
             if let Err(problem) = &pod.ready {
                 problems.push(format!("{}/{} is not ready: {problem}", pod.namespace, pod.name));
             }

@@ -30,7 +30,7 @@ impl WorkloadStatus {
             self.ready = false;
         }
         self.pods = now;
-        let problems = pods.iter().filter(|pod| !pod.is_well()).filter_map(|pod| pod.ready.as_ref().err());
+        let problems = pods.iter().filter(|pod| !pod.is_healthy()).filter_map(|pod| pod.ready.as_ref().err());
         let problems: Vec<&String> = problems.collect();
         match problems.first() {
             None if !self.ready && !pods.is_empty() => {

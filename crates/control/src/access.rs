@@ -9,7 +9,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse as _, Response},
 };
-use skysail_admin::Ends;
+use skysail_admin::ConnectionAddresses;
 use skysail_core::{SpiffeId, local::Refusal, names::TOKEN_AUDIENCE};
 use tonic::Status;
 
@@ -96,7 +96,11 @@ impl Access {
 
     /// Authorizes callers in the own network namespace, and reads with a token. Returns the identity of a caller with a
     /// token.
-    fn check(&self, ends: Ends, request: &Request) -> Result<Option<SpiffeId>, (StatusCode, String)> {
+    fn check(
+        &self,
+        ends: ConnectionAddresses,
+        request: &Request,
+    ) -> Result<Option<SpiffeId>, (StatusCode, String)> {
         match ends.check(request) {
             Ok(()) => Ok(None),
             Err(Refusal::Elsewhere) if !request.method().is_safe() => {
@@ -140,7 +144,7 @@ fn token_required() -> String {
 /// log.
 pub(crate) async fn guard(
     State(access): State<Arc<Access>>,
-    ConnectInfo(ends): ConnectInfo<Ends>,
+    ConnectInfo(ends): ConnectInfo<ConnectionAddresses>,
     request: Request,
     next: Next,
 ) -> Response {

@@ -269,7 +269,7 @@ fn weight(cluster: &Cluster, endpoint: &Endpoint) -> f64 {
 
 /// Returns the end of the last slow start; `None` if no endpoint is in slow start.
 fn warm(cluster: &Cluster, endpoints: &Endpoints) -> Option<Instant> {
-    let slow_start = cluster.slow_start.filter(|_| cluster.balancer.is_by_turns())?;
+    let slow_start = cluster.slow_start.filter(|_| cluster.balancer.takes_endpoints_in_turn())?;
     let now = Instant::now();
     let left = endpoints.iter().filter_map(|one| slow_start.window.checked_sub(one.state.as_ref()?.age(now)));
     left.max().filter(|left| !left.is_zero()).map(|left| now + left)

@@ -109,7 +109,12 @@ fn names_in(entries: &Entries, allocated: &BTreeMap<String, Ipv4Addr>, namespace
 }
 
 /// Returns why DNS has no answer for the host of a ServiceEntry; `None` if no entry has it.
-pub(crate) fn obstacle(entries: &Entries, name: &str, namespace: &str, sidecar: bool) -> Option<String> {
+pub(crate) fn missing_answer(
+    entries: &Entries,
+    name: &str,
+    namespace: &str,
+    sidecar: bool,
+) -> Option<String> {
     let found = |pattern: &str, fits: &dyn Fn(&str, &str) -> bool| fits(&host_of(pattern), name);
     let search = |fits: &dyn Fn(&str, &str) -> bool| {
         entries.iter().find_map(|(key, entry)| {
@@ -257,7 +262,7 @@ mod tests {
             ("block.example", "a", true, "no single IPv4 address"),
             ("api.example.com", "a", false, "only pods with a sidecar"),
         ] {
-            let found = obstacle(&entries, name, namespace, sidecar).unwrap();
+            let found = missing_answer(&entries, name, namespace, sidecar).unwrap();
             assert!(found.contains(expected), "{name}: {found}");
         }
         let hidden: Entries = entries
@@ -266,11 +271,11 @@ mod tests {
             .map(|(k, e)| (k.clone(), e.clone()))
             .collect();
         assert!(
-            obstacle(&hidden, "own.example", "b", true)
+            missing_answer(&hidden, "own.example", "b", true)
                 .unwrap()
                 .contains("exportTo hides it from namespace b")
         );
-        assert_eq!(obstacle(&entries, "other.example", "a", true), None);
+        assert_eq!(missing_answer(&entries, "other.example", "a", true), None);
     }
 
     #[test]

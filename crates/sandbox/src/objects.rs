@@ -415,7 +415,7 @@ fn workload(key: &ObjectKey, account: String, object: &Value) -> Result<Workload
             .map(|claim| claim.metadata.name)
             .collect(),
         template,
-        hash: letters(fnv(source.to_string().as_bytes()), 10),
+        hash: encode_hash(fnv(source.to_string().as_bytes()), 10),
     })
 }
 
@@ -446,7 +446,7 @@ pub(crate) fn fnv(bytes: &[u8]) -> u64 {
 }
 
 /// Formats a number as Kubernetes writes hashes in names, without letters that could form words.
-pub(crate) fn letters(mut number: u64, length: usize) -> String {
+pub(crate) fn encode_hash(mut number: u64, length: usize) -> String {
     const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
     let mut text = String::new();
     for _ in 0..length {

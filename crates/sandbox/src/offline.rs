@@ -19,7 +19,7 @@ use crate::{
     files::{FileUpdate, Files},
     names::{Answer, DOMAIN, Hosts, Names},
     networks::POD_NETWORK,
-    objects::{Objects, Workload, fnv, letters},
+    objects::{Objects, Workload, encode_hash, fnv},
     plan::{self, Pod, VirtualAddresses},
     progress::SERVICES,
     rules::{Exceptions, VirtualPort},
@@ -196,7 +196,7 @@ impl Offline {
         found.map_or_else(
             || {
                 let entries = &self.objects.entries;
-                Lookup::Missing(external::obstacle(entries, &plain, &pod.namespace, pod.sidecar))
+                Lookup::Missing(external::missing_answer(entries, &plain, &pod.namespace, pod.sidecar))
             },
             |(name, addresses)| Lookup::Found(name, addresses),
         )
@@ -303,7 +303,7 @@ fn pod_name(workload: &Workload, number: u32) -> String {
         "Pod" => name.clone(),
         "StatefulSet" => format!("{name}-{number}"),
         _ => {
-            let suffix = letters(fnv(format!("{namespace}/{name}/{hash}/{number}").as_bytes()), 5);
+            let suffix = encode_hash(fnv(format!("{namespace}/{name}/{hash}/{number}").as_bytes()), 5);
             let middle = if kind == "Deployment" { format!("-{hash}") } else { String::new() };
             format!("{name}{middle}-{suffix}")
         }

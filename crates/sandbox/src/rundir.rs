@@ -95,7 +95,7 @@ pub enum Phase {
 
 impl PodState {
     /// Returns whether the pod is ready or has succeeded.
-    pub fn is_well(&self) -> bool {
+    pub fn is_healthy(&self) -> bool {
         self.ready.is_ok() || self.phase == Phase::Succeeded
     }
 }

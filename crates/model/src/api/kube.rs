@@ -66,7 +66,7 @@ pub struct Service {
     pub publish_not_ready: bool,
     /// Addresses outside the cluster: those of load balancers and of `externalIPs`. May be names.
     pub external_addresses: Vec<String>,
-    /// Preferred endpoints; `None`: as the namespace says.
+    /// Preferred endpoints; `None` for those of the namespace.
     pub traffic_distribution: Option<TrafficDistribution>,
     /// Properties of a host of a ServiceEntry; the service has the name of the host.
     pub entry_host: Option<Arc<EntryHost>>,

@@ -1,7 +1,7 @@
 //! External authorizers of AuthorizationPolicies with action CUSTOM.
 //!
-//! A filter evaluates the rules without enforcing them and notes the name of the rule that matches. The filter of the
-//! authorizer asks it about requests with such a note.
+//! A filter evaluates the rules in shadow mode and writes the name of the matching rule to the dynamic metadata. The
+//! authorizer's filter calls the authorizer for requests with this metadata.
 
 use skysail_xds::envoy::pb::envoy::extensions::filters::{
     http::ext_authz::v3::{

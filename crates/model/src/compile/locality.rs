@@ -57,8 +57,8 @@ enum LocalitySetting<'a> {
     Labels(&'static [&'static str]),
 }
 
-/// Returns the setting in force; `None` if it is disabled. As in Istio, that of the rule precedes that of the service,
-/// and that of the service precedes that of the mesh. Of both kinds that of zones comes first.
+/// Returns the effective setting; `None` if it is disabled. As in Istio, the first of these applies: that of the rule,
+/// of the service, of the mesh. `zoneAwareLbSetting` has precedence over `localityLbSetting`.
 fn setting<'a>(
     scope: &Scope<'a>,
     service: &Typed<Service>,

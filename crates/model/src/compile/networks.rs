@@ -1,5 +1,5 @@
-//! Endpoints of other networks: clients reach them through the gateways of their network, which choose by the server
-//! name of mutual TLS.
+//! Endpoints of other networks. Clients reach them through the gateways of their network, which select the endpoint by
+//! the server name of mutual TLS.
 
 use std::{borrow::Cow, collections::BTreeMap, net::IpAddr, sync::Arc};
 

@@ -1,8 +1,8 @@
 //! Services and VirtualServices that a client sees by its Sidecar.
 //!
 //! A client has clusters for the services of all egress listeners, and for the destinations of the VirtualServices that
-//! it sees. A listener has only its own services: an egress listener with a port those that it names, one without a
-//! port those of all other ports.
+//! it sees. An egress listener with a port has the services that it names. One without a port has the services of all
+//! other ports.
 
 use std::{net::IpAddr, sync::Arc};
 

@@ -1,6 +1,6 @@
 //! Identification of a proxy: data of its pod replace the properties that it declared.
 //!
-//! The table "What a proxy is" in `docs/compatibility.md` has a row for each field.
+//! The table "What a proxy is" in `docs/control-plane.md` has a row for each field.
 
 use std::{net::IpAddr, sync::Arc};
 

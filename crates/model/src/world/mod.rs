@@ -196,7 +196,7 @@ impl World {
                 self.topology.take();
             }
             self.add_changes(changes);
-            self.note_gateway_api(&key);
+            self.mark_gateway_api(&key);
         }
         changed
     }
@@ -287,7 +287,7 @@ impl World {
                 self.topology.take();
             }
             self.add_changes(changes);
-            self.note_gateway_api(key);
+            self.mark_gateway_api(key);
         }
         deleted
     }

@@ -1,8 +1,8 @@
 //! Which resources of which proxies an object affects, for its status.
 //!
 //! The estimate follows from the object and the indexes; nothing is compiled. It may name a proxy whose resources the
-//! object happens to leave as they are. It names every proxy on which the object's own statements act. Indirect effects
-//! are left out: that of a PeerAuthentication on the clients of a workload, for example.
+//! object does not change. It names every proxy on which the object has a direct effect. Indirect effects are not
+//! included, such as that of a PeerAuthentication on the clients of a workload.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -78,7 +78,7 @@ pub enum ReachedResources {
     All,
 }
 
-/// Objects with a status, and what they shape.
+/// Objects with a status, and the resources that they affect.
 #[derive(Debug)]
 pub struct ReachIndex<'a> {
     world: &'a World,
@@ -164,7 +164,7 @@ impl World {
 }
 
 impl<'a> ReachIndex<'a> {
-    /// Returns what an object affects; nothing if it does not exist.
+    /// Returns the resources that an object affects; none if it does not exist.
     pub fn of(&self, key: &ObjectKey) -> Vec<Reach<'a>> {
         let world = self.world;
         let (namespace, name) = (key.namespace.as_str(), key.name.as_str());

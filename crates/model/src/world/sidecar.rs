@@ -51,7 +51,7 @@ impl Grouping {
             })
     }
 
-    /// Returns what the Sidecar of a proxy lets it call; `None`: everything.
+    /// Returns the egress listeners of a proxy's Sidecar; `None` if the proxy may call everything.
     pub(crate) fn egress(&self, view: &ProxyView) -> Option<Arc<Egress>> {
         if view.role == Role::Router || self.sidecars.is_empty() {
             return None;

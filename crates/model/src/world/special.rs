@@ -1,8 +1,9 @@
-//! Differences between the configuration of a namespace's clients and that of clients of a namespace without objects.
+//! Differences between the configuration for clients of a namespace and the base, which is the configuration for clients
+//! of a namespace without objects.
 //!
-//! Such a client sees what everybody sees. The differences are short names, objects exported to the namespace alone,
-//! its DestinationRules, and rules that match the namespace. All other shared resources are equal in all namespaces, so
-//! they are compiled and held once. The estimate may name too much, never too little.
+//! The differences are short names, objects exported to the namespace alone, its DestinationRules, and rules that match
+//! the namespace. All other shared resources are equal in all namespaces, so they are compiled and held once. The
+//! estimate may be too large, never too small.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},

@@ -25,7 +25,7 @@ use crate::{
 /// Properties of the mesh on which the choice of endpoints depends for all services.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Topology {
-    /// Network of all workloads without a label; empty: by `clusters` and `blocks`.
+    /// Network of all workloads without a label; if it is empty, `clusters` and `blocks` decide.
     network: String,
     /// Networks by cluster.
     clusters: BTreeMap<String, String>,

@@ -277,7 +277,7 @@ pub enum Balancer {
 
 impl Balancer {
     /// Returns whether endpoints take turns by weight, so that slow start can lower the weight of new ones.
-    pub fn is_by_turns(self) -> bool {
+    pub fn takes_endpoints_in_turn(self) -> bool {
         matches!(self, Self::RoundRobin | Self::LeastRequest { .. })
     }
 

@@ -7,11 +7,15 @@ use axum::{
     middleware::Next,
     response::{IntoResponse as _, Response},
 };
-use skysail_admin::Ends;
+use skysail_admin::ConnectionAddresses;
 use skysail_core::local::Refusal;
 
 /// Refuses requests for pages that the caller is not allowed to see.
-pub(super) async fn guard(ConnectInfo(ends): ConnectInfo<Ends>, request: Request, next: Next) -> Response {
+pub(super) async fn guard(
+    ConnectInfo(ends): ConnectInfo<ConnectionAddresses>,
+    request: Request,
+    next: Next,
+) -> Response {
     match ends.check(&request) {
         Ok(()) => next.run(request).await,
         Err(refusal) => {

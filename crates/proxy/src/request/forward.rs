@@ -21,7 +21,7 @@ use crate::{
     },
     upstream::{
         self, AlpnOffer, ApplicationProtocol, pick,
-        pool::{Host, Pool, Upstream, bump},
+        pool::{Host, Pool, Upstream, increment},
     },
 };
 use skysail_http::{
@@ -316,7 +316,7 @@ impl RequestContext<'_> {
         attempt: &Result<UpstreamHead, TryFailure>,
     ) {
         if let Err(failure) = attempt {
-            bump(&host.totals.errors);
+            increment(&host.totals.errors);
             self.end_attempt_span(Some(&failure.error), false);
             plan.pool.note_failure(&host.endpoint, &failure.error.kind, &self.scope.worker.rng);
         } else if let Some(outlier) = &plan.pool.cluster.outlier {

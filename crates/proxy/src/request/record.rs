@@ -6,7 +6,7 @@ use crate::{
         context::RequestContext,
         spans::{AttemptEnd, Trace},
     },
-    upstream::pool::bump,
+    upstream::pool::increment,
 };
 use skysail_http::{head::Version, wire::Wire};
 use skysail_policy::{
@@ -25,7 +25,7 @@ impl RequestContext<'_> {
         if record.status >= 500
             && let Some(host) = &self.outcome.host
         {
-            bump(&host.totals.errors);
+            increment(&host.totals.errors);
         }
         let (request, response) = (Some(&*self.exchange.request), Some(&*self.exchange.response));
         let context = Context { record: &record, request, response };

@@ -168,7 +168,7 @@ pub(super) fn grpc(proto: &GrpcService) -> Result<GrpcTarget> {
         metadata: pairs(&proto.initial_metadata),
         cluster: target.cluster_name.as_str().into(),
         authority: authority.as_str().into(),
-        timeout: timeout.map(jwt::or_practically_none),
+        timeout: timeout.map(jwt::timeout_or_day),
     })
 }
 

@@ -47,7 +47,7 @@ pub(super) fn translate(proto: &Proto) -> Result<GlobalRateLimit> {
         authority: service.authority,
         metadata: service.metadata,
         timeout: match &proto.timeout {
-            Some(time) => jwt::or_practically_none(duration(time).at("timeout")?),
+            Some(time) => jwt::timeout_or_day(duration(time).at("timeout")?),
             None => TIMEOUT,
         },
         enabled: share(proto.filter_enabled.as_ref()).unwrap_or(ALL),

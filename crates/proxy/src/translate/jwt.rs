@@ -218,14 +218,14 @@ pub(super) fn http_uri(proto: &HttpUri) -> Result<HttpTarget> {
         authority: authority.into(),
         path: if path.is_empty() { "/".into() } else { path.into() },
         timeout: match &proto.timeout {
-            Some(time) => or_practically_none(duration(time).at("timeout")?),
+            Some(time) => timeout_or_day(duration(time).at("timeout")?),
             None => return Err(Reject::new("must be given").at_field("timeout")),
         },
     })
 }
 
-/// Returns the timeout of a request of the sidecar itself; 0 stands for a very long one.
-pub(super) fn or_practically_none(time: Duration) -> Duration {
+/// Returns the timeout of a request of the sidecar itself; for 0, which means no timeout, a day.
+pub(super) fn timeout_or_day(time: Duration) -> Duration {
     if time.is_zero() { Duration::from_secs(24 * 3600) } else { time }
 }
 

@@ -29,7 +29,9 @@ use tokio::{
     net::{TcpSocket, TcpStream},
 };
 
-use crate::upstream::pool::{ConnectionSlot, Host, LimitReached, Link, Pool, Upstream, UpstreamTls, bump};
+use crate::upstream::pool::{
+    ConnectionSlot, Host, LimitReached, Link, Pool, Upstream, UpstreamTls, increment,
+};
 use skysail_http::{
     head::{RequestHead, Version},
     http2,
@@ -244,7 +246,7 @@ async fn open(
         Some(Err(error)) => error,
         None => Error::new(Kind::ConnectTimeout),
     };
-    bump(&host.totals.connect_failures);
+    increment(&host.totals.connect_failures);
     pool.stats.cx_connect_fail.inc();
     if error.kind == Kind::ConnectTimeout {
         pool.stats.cx_connect_timeout.inc();

@@ -360,7 +360,7 @@ impl Pool {
         peer: Peer,
         tls: Option<UpstreamTls>,
     ) -> Rc<Link> {
-        bump(&place.host.totals.connections);
+        increment(&place.host.totals.connections);
         place.pool.stats.cx_total.inc();
         place.pool.stats.cx_active.inc();
         Rc::new(Link {
@@ -561,7 +561,7 @@ impl Drop for Link {
     }
 }
 
-pub(crate) fn bump(counter: &Cell<u64>) {
+pub(crate) fn increment(counter: &Cell<u64>) {
     counter.set(counter.get() + 1);
 }
 

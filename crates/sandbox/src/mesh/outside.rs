@@ -25,12 +25,14 @@ impl Mesh {
         let about = pod.about();
         let why = match found.as_ref().map(reason) {
             Some(reason) => format!("the name {name} has no answer: {reason};"),
-            None => match external::obstacle(&self.objects.entries, name, &pod.namespace, pod.sidecar) {
-                Some(obstacle) => return self.note(format!("{about}: DNS has no answer for {obstacle}")),
-                None => format!(
-                    "the name {name} does not exist, and the mesh has no access to the outside; start with --egress, or"
-                ),
-            },
+            None => {
+                match external::missing_answer(&self.objects.entries, name, &pod.namespace, pod.sidecar) {
+                    Some(obstacle) => return self.note(format!("{about}: DNS has no answer for {obstacle}")),
+                    None => format!(
+                        "the name {name} does not exist, and the mesh has no access to the outside; start with --egress, or"
+                    ),
+                }
+            }
         };
         if self.reported_lookups.insert(about.clone()) {
             self.say(format!(

@@ -22,7 +22,7 @@ use crate::{
     mounts,
     names::DOMAIN,
     networks::{BRIDGE, POD_NETWORK},
-    objects::{Key, Workload, fnv, letters},
+    objects::{Key, Workload, encode_hash, fnv},
     plan::Pod,
     pod::{PodCommand, PodConfig, PodHandle},
     programs::{self, GRACE, Programs},
@@ -161,7 +161,8 @@ impl Mesh {
             "Pod" => Some(name.clone()).filter(free),
             "StatefulSet" => (0..workload.replicas).map(|ordinal| format!("{name}-{ordinal}")).find(free),
             _ => {
-                let suffix = |n: u32| letters(fnv(format!("{namespace}/{name}/{hash}/{n}").as_bytes()), 5);
+                let suffix =
+                    |n: u32| encode_hash(fnv(format!("{namespace}/{name}/{hash}/{n}").as_bytes()), 5);
                 let middle = if kind == "Deployment" { format!("-{hash}") } else { String::new() };
                 (0..).map(|n| format!("{name}{middle}-{}", suffix(n))).find(free)
             }

@@ -1,8 +1,8 @@
 //! Filter chains of TCP and TLS that is passed through: the `tcp` and `tls` rules of VirtualServices, and the services
 //! themselves.
 //!
-//! What depends on the client (its labels, its namespace, the port) is decided here. What depends on the connection
-//! (its destination address, its server name) becomes the match of a filter chain.
+//! Conditions on the client (its labels, its namespace, the port) are evaluated here. Conditions on the connection (its
+//! destination address, its server name) become the match of a filter chain.
 
 use std::sync::Arc;
 

@@ -147,7 +147,7 @@ impl World {
     }
 
     /// Notes that an object changed.
-    pub(super) fn note_gateway_api(&mut self, key: &ObjectKey) {
+    pub(super) fn mark_gateway_api(&mut self, key: &ObjectKey) {
         let affects = match key.kind {
             Kind::HttpRoute
             | Kind::GrpcRoute

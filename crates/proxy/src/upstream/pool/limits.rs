@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
-use super::{Host, Pool, bump};
+use super::{Host, Pool, increment};
 use crate::overload::limit_log::{self, Limit};
 use skysail_policy::{
     config::cluster::Limits,
@@ -79,7 +79,7 @@ impl Pool {
             return None;
         }
         host.requests.set(host.requests.get() + 1);
-        bump(&host.totals.requests);
+        increment(&host.totals.requests);
         self.stats.rq_total.inc();
         self.stats.rq_active.inc();
         Some(ActiveRequest { host: host.clone(), pool: self.clone(), limited })
