@@ -14,7 +14,7 @@ use skysail_policy::{
     error::{Error, Flags},
     headers,
     limit::{self, Descriptor, LimitRequest, TokenDecision},
-    route::{self, Found},
+    route,
     state::rate_limit::LimitBucket,
 };
 
@@ -81,30 +81,34 @@ impl<'a> RequestContext<'a> {
         }
     }
 
-    /// Returns the request's descriptors, by the rules of a filter, or by those of its route and virtual host. A request
-    /// without a route to a cluster has none, as in Envoy.
+    /// Returns the request's descriptors: by the rules of a filter for every request, or by those of its route and
+    /// virtual host for a request with a route to a cluster. Source: Envoy's `local_ratelimit` and `ratelimit` filters.
     pub(crate) fn descriptors(
         &self,
         by_filter: Option<&[LimitRule]>,
         host: HostRules,
         stage: u32,
     ) -> Vec<Descriptor> {
-        let Ok(Found { route, host: of_host, target, .. }) = self.decision.found else { return Vec::new() };
-        let Action::Forward(forward) = &route.action else { return Vec::new() };
+        let forwarded = self.decision.found.as_ref().ok().and_then(|found| match &found.route.action {
+            Action::Forward(forward) => Some((found, forward)),
+            _ => None,
+        });
         let record = self.record();
         let request = LimitRequest {
             head: self.exchange.request,
             client: self.exchange.client,
             source_cluster: &self.scope.worker.shared.local.node_cluster,
-            destination_cluster: forward.cluster(target, self.exchange.request),
+            destination_cluster: forwarded
+                .and_then(|(found, forward)| forward.cluster(found.target, self.exchange.request)),
             record: &record,
         };
-        match by_filter {
-            Some(rules) => limit::descriptors(rules, &request),
-            None => {
-                let rules = limit::rules(forward.limits.as_deref(), &of_host.limits, host, stage);
+        match (by_filter, forwarded) {
+            (Some(rules), _) => limit::descriptors(rules, &request),
+            (None, Some((found, forward))) => {
+                let rules = limit::rules(forward.limits.as_deref(), &found.host.limits, host, stage);
                 limit::descriptors(rules, &request)
             }
+            (None, None) => Vec::new(),
         }
     }
 

@@ -203,7 +203,7 @@ fn forward(rng: &mut Rng, is_prefix: bool) -> Value {
         2 => add(&mut forward, json!({"auto_host_rewrite": true})),
         _ => {}
     }
-    add(&mut forward, json!({"append_x_forwarded_host": rng.clone().bool()}));
+    add(&mut forward, json!({"append_x_forwarded_host": rng.bool()}));
     if rarely(rng, 4) {
         add(&mut forward, json!({"timeout": one(rng, &["0s", "10s"])}));
     }
