@@ -233,6 +233,16 @@ impl RequestHead {
         replace(&mut self.authority, authority);
     }
 
+    /// Sets the field of this name to the path with the query.
+    pub fn copy_path_to(&mut self, name: &str) {
+        self.headers.set(name, self.path.as_bytes());
+    }
+
+    /// Sets the field of this name to the authority.
+    pub fn copy_authority_to(&mut self, name: &str) {
+        self.headers.set(name, self.authority.as_bytes());
+    }
+
     /// Sets the scheme.
     #[inline]
     pub fn set_scheme(&mut self, scheme: Scheme) {

@@ -244,11 +244,12 @@ fn nth_from_end(head: &RequestHead, index: usize) -> Option<(IpAddr, bool)> {
     Some((address, place == 0))
 }
 
-/// Appends the original host of a request to `x-forwarded-host`, unless it is the last element.
-pub fn append_forwarded_host(head: &mut RequestHead, host: &str) {
+/// Appends the authority of a request to `x-forwarded-host`, unless it is the last element.
+pub fn append_forwarded_host(head: &mut RequestHead) {
     const NAME: &str = "x-forwarded-host";
     let last = head.header_values(NAME).last().and_then(|list| list.rsplit(|byte| *byte == b',').next());
-    if last != Some(host.as_bytes()) {
+    if last != Some(head.authority().as_bytes()) {
+        let host = head.authority().to_owned();
         append_to_list(head, NAME, host.as_bytes());
     }
 }

@@ -215,22 +215,32 @@ pub fn weighted<'a>(total: u32, targets: &'a [Target], rng: &mut fastrand::Rng) 
 pub fn rewrite(rewrite: &Rewrite, matched: &RouteMatch, path: &str) -> Option<String> {
     let at = path.find(['?', '#']).unwrap_or(path.len());
     let (path, query) = path.split_at(at);
-    let new = match rewrite {
-        Rewrite::Full(new) => Cow::Borrowed(&**new),
-        Rewrite::Prefix(new) => Cow::Owned(replace_prefix(matched, path, new)),
-        Rewrite::Regex(regex, with) => substitute(regex, path, with),
-    };
-    (!new.is_empty()).then(|| format!("{new}{query}"))
+    let mut new = String::new();
+    match rewrite {
+        Rewrite::Full(with) => new.push_str(with),
+        Rewrite::Prefix(with) => {
+            // One allocation holds the whole path.
+            new.reserve(with.len() + path.len() + query.len());
+            new.push_str(with);
+            // Slashes are not merged, as in Envoy: `/a` → `/` rewrites `/a/b` to `//b`. The configuration takes account
+            // of it.
+            new.push_str(path.get(matched_len(matched, path)..).unwrap_or_default());
+        }
+        Rewrite::Regex(regex, with) => new.push_str(&substitute(regex, path, with)),
+    }
+    if new.is_empty() {
+        return None;
+    }
+    new.push_str(query);
+    Some(new)
 }
 
-/// Replaces the matched prefix, or the whole path of another match.
-fn replace_prefix(matched: &RouteMatch, path: &str, with: &str) -> String {
-    let len = match &matched.path {
+/// Returns the length of the matched prefix, or of the whole path for another match.
+fn matched_len(matched: &RouteMatch, path: &str) -> usize {
+    match &matched.path {
         PathMatch::Prefix(start) | PathMatch::SeparatedPrefix(start) => start.len(),
         PathMatch::Exact(_) | PathMatch::Regex(_) | PathMatch::Template(_) | PathMatch::Connect => path.len(),
-    };
-    // Slashes are not merged, as in Envoy: `/a` → `/` rewrites `/a/b` to `//b`. The configuration takes account of it.
-    format!("{with}{}", path.get(len..).unwrap_or_default())
+    }
 }
 
 /// Replaces every match; in the replacement `\1` is a group and `\\` a backslash.

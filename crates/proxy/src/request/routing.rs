@@ -119,9 +119,8 @@ pub(crate) fn check_upgrade(
 
 /// Sets the path that a route's rewrite gives, and keeps the original in `x-envoy-original-path`.
 pub(crate) fn rewrite_path(head: &mut RequestHead, rewrite: &Rewrite, matched: &RouteMatch) {
-    let original = head.path().to_owned();
-    if let Some(path) = route::rewrite(rewrite, matched, &original) {
-        head.set("x-envoy-original-path", original.as_bytes());
+    if let Some(path) = route::rewrite(rewrite, matched, head.path()) {
+        head.copy_path_to("x-envoy-original-path");
         head.set_path(&path);
     }
 }

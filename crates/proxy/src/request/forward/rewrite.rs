@@ -78,10 +78,9 @@ pub(super) fn set_host(head: &mut RequestHead, forward: &Forward, host: &[u8], a
     let Some(host) = head::as_authority(host) else { return };
     // A retry at another endpoint keeps the original authority that the first attempt has stored.
     if attempts <= 1 {
-        let original = head.authority().to_owned();
-        head.set("x-envoy-original-host", original.as_bytes());
+        head.copy_authority_to("x-envoy-original-host");
         if forward.append_forwarded_host {
-            headers::append_forwarded_host(head, &original);
+            headers::append_forwarded_host(head);
         }
     }
     head.set_authority(host);
