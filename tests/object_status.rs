@@ -6,7 +6,7 @@ use serde_json::Value;
 use skysail_testkit::{Mesh, Setup};
 
 /// A patch with a field that the sidecar refuses; see `tests/envoy_filters`.
-const REFUSED: &str = include_str!("envoy_filters/request-id.yaml");
+const REFUSED: &str = include_str!("envoy_filters/mapped-addresses.yaml");
 
 /// Waits until all proxies have answered an object. Returns the exit code and the status.
 fn settled(mesh: &Mesh, object: &str) -> (i32, Value) {
@@ -37,30 +37,37 @@ fn proxies_accept_and_refuse_objects() {
     let (code, status) = settled(&mesh, "PeerAuthentication/default");
     assert_eq!((code, &status["acknowledged"]), (0, &3.into()), "{status}");
 
-    mesh.put("request-id.yaml", REFUSED);
-    let (code, status) = settled(&mesh, "envoyfilter/request-id");
+    mesh.put("mapped-addresses.yaml", REFUSED);
+    let (code, status) = settled(&mesh, "envoyfilter/mapped-addresses");
     assert_eq!((code, &status["state"]), (1, &"refused".into()), "{status}");
     let refused = status["deliveries"].as_array().unwrap().iter().filter(|proxy| proxy["state"] == "refused");
     let errors: Vec<&str> = refused.map(|proxy| proxy["error"].as_str().unwrap()).collect();
     assert!(!errors.is_empty() && errors.len() == status["refused"], "{status}");
-    assert!(errors.iter().all(|error| error.contains("always_set_request_id_in_response")), "{errors:?}");
-    let text = mesh.run(&["status", "envoyfilter/request-id", "-n", "shop"]);
+    assert!(
+        errors.iter().all(|error| error.contains("represent_ipv4_remote_address_as_ipv4_mapped_ipv6")),
+        "{errors:?}"
+    );
+    let text = mesh.run(&["status", "envoyfilter/mapped-addresses", "-n", "shop"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     assert!(
-        text.contains("refused by proxies") && text.contains("always_set_request_id_in_response"),
+        text.contains("refused by proxies")
+            && text.contains("represent_ipv4_remote_address_as_ipv4_mapped_ipv6"),
         "{text}"
     );
     // Routes were in effect before.
     assert_eq!(settled(&mesh, "virtualservice/stock").0, 0);
 
-    let taken = REFUSED.replace("          always_set_request_id_in_response: true\n", "");
+    let taken = REFUSED.replace("          represent_ipv4_remote_address_as_ipv4_mapped_ipv6: true\n", "");
     assert_ne!(taken, REFUSED);
-    mesh.put("request-id.yaml", &taken);
-    let (code, status) = settled(&mesh, "envoyfilter/request-id");
+    mesh.put("mapped-addresses.yaml", &taken);
+    let (code, status) = settled(&mesh, "envoyfilter/mapped-addresses");
     assert_eq!((code, &status["state"]), (0, &"in_effect".into()), "{status}");
 
-    mesh.put("request-id.yaml", &REFUSED.replace("always_set_request_id_in_response", "always_set"));
-    let (code, status) = settled(&mesh, "envoyfilter/request-id");
+    mesh.put(
+        "mapped-addresses.yaml",
+        &REFUSED.replace("represent_ipv4_remote_address_as_ipv4_mapped_ipv6", "always_set"),
+    );
+    let (code, status) = settled(&mesh, "envoyfilter/mapped-addresses");
     assert_eq!((code, &status["state"]), (1, &"invalid".into()), "{status}");
     let findings = status["findings"].as_array().unwrap();
     assert!(findings.iter().any(|of| of["message"].as_str().unwrap().contains("always_set")), "{status}");

@@ -34,10 +34,9 @@ const MAX_VALIDATED: usize = 2;
 /// Configurations that a proxy refuses, with a part of Envoy's error and of that of `skysail-proxy`; empty for a proxy
 /// that accepts them. The resources are those that a plain Envoy is sent: for `skysail-proxy`, the control plane leaves
 /// out some of these fields. The recorded scenarios have texts in the place of keys.
-const REFUSED: [(&str, &str, &str); 14] = [
+const REFUSED: [(&str, &str, &str); 13] = [
     ("tasks-access-logs", "", "only connections without a filter chain are logged"),
-    ("filter-idle-timeouts", "", "max_connection_duration is supported only for upstream connections"),
-    ("filter-request-id", "", "always_set_request_id_in_response"),
+    ("filter-mapped-addresses", "", "represent_ipv4_remote_address_as_ipv4_mapped_ipv6"),
     ("istiod-j2-ingress-gateway-tls", "NO_START_LINE", "private key"),
     ("istiod-l-tcp", "", "mongo_proxy"),
     ("istiod-m-telemetry", "", "filter_state_objects_to_log"),

@@ -235,3 +235,46 @@ async fn connections_limit_their_number_of_requests() {
     setup.counts("envoy_http_downstream_cx_max_requests_reached", 2).await;
     setup.counts("envoy_cluster_upstream_cx_total", 2).await;
 }
+
+/// The settings of connections that are too old at their first request, and may send it.
+fn too_old() -> Value {
+    json!({"common_http_protocol_options": {"max_connection_duration": "0.000001s"}})
+}
+
+#[tokio::test]
+async fn a_connection_that_is_too_old_ends_with_its_next_request() {
+    let setup = Setup::http(&too_old(), &[cluster("c", echo().await, false)]).await;
+    let mut client = setup.client().await;
+    client.send(GET).await;
+    let (answer, _) = client.message().await;
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    assert_eq!(client.rest().await, "");
+    setup.counts("envoy_http_downstream_cx_max_duration_reached", 1).await;
+    // HTTP/2 ends after a GOAWAY, without a reset.
+    let (_requests, connection) = within(h2::client::handshake(setup.stream().await)).await.unwrap();
+    within(tokio::spawn(connection)).await.unwrap().unwrap();
+    setup.counts("envoy_http_downstream_cx_max_duration_reached", 2).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_is_too_old_ends_without_a_request() {
+    let mut options = too_old();
+    options["drain_timeout"] = json!("0.01s");
+    let setup = Setup::http(&options, &[cluster("c", echo().await, false)]).await;
+    let mut client = setup.client().await;
+    assert_eq!(client.rest().await, "");
+    setup.counts("envoy_http_downstream_cx_max_duration_reached", 1).await;
+}
+
+#[tokio::test]
+async fn responses_have_the_request_id_where_configured() {
+    let options = json!({"always_set_request_id_in_response": true, "generate_request_id": false});
+    let setup = Setup::http(&options, &[cluster("c", echo().await, false)]).await;
+    let mut client = setup.client().await;
+    client.send("GET / HTTP/1.1\r\nhost: a\r\nx-request-id: abc\r\n\r\n").await;
+    let (answer, _) = client.message().await;
+    assert!(answer.contains("\r\nx-request-id: abc\r\n"), "{answer}");
+    client.send(GET).await;
+    let (answer, _) = client.message().await;
+    assert!(!answer.contains("x-request-id"), "{answer}");
+}

@@ -71,6 +71,8 @@ pub struct HttpManager {
     pub generate_request_id: bool,
     /// `x-request-id` of external clients is kept (`preserve_external_request_id`).
     pub preserve_request_id: bool,
+    /// Responses have the request's `x-request-id`. Source: `always_set_request_id_in_response`.
+    pub request_id_in_response: bool,
     /// Role of `x-request-id` in tracing.
     pub request_id: RequestIdUse,
     /// Tracing; `None` if it is off or has no provider.
@@ -109,13 +111,16 @@ pub struct HttpManager {
     pub stream_idle_timeout: Option<Duration>,
     /// Maximum number of requests on a connection; `None` for no limit.
     pub max_requests_per_connection: Option<u32>,
+    /// Time after which a connection serves no further request; `None` for no limit. Source:
+    /// `HttpProtocolOptions.max_connection_duration`.
+    pub max_connection_duration: Option<Duration>,
     /// Timeout of a request's head from its first byte. It applies in addition to [`Self::stream_idle_timeout`] and
     /// [`Self::request_timeout`].
     pub request_headers_timeout: Option<Duration>,
     /// Timeout of the whole request; `None` disables it.
     pub request_timeout: Option<Duration>,
     /// Time for which an HTTP/2 client may open streams after the first GOAWAY. It ends early when the client
-    /// acknowledges.
+    /// acknowledges. After [`Self::max_connection_duration`], time for which an HTTP/1 client may send a last request.
     pub drain_timeout: Duration,
     /// Access logs.
     pub access_logs: Vec<Arc<AccessLog>>,

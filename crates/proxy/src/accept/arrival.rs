@@ -1,6 +1,12 @@
 //! The first steps of a connection: its listener, the PROXY header, the inspection and the filter chain.
 
-use std::{io, net::SocketAddr, rc::Rc, sync::Arc, time::SystemTime};
+use std::{
+    io,
+    net::SocketAddr,
+    rc::Rc,
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
 
 use socket2::SockRef;
 use tokio::net::TcpStream;
@@ -163,6 +169,7 @@ impl Arrival {
         Origin {
             source: self.source,
             direct: self.direct,
+            begun: Instant::now(),
             dialled: self.dialled,
             destination: self.destination,
             listener: self.listener.clone(),

@@ -100,7 +100,7 @@ impl RequestContext<'_> {
         let out_framing = out_framing(framing, through.is_some(), is_http10);
         let exchange = &mut self.exchange;
         exchange.keep_alive &=
-            out_framing != Framing::UntilClose && !exchange.downstream.origin.connections.is_draining();
+            out_framing != Framing::UntilClose && !exchange.downstream.origin.is_ending(self.scope.manager);
         // A response that begins before the request is complete may also end before it. Its head must then
         // say `close`.
         exchange.keep_alive &= exchange.body.has_arrived(&exchange.downstream.wire);
@@ -290,7 +290,7 @@ impl RequestContext<'_> {
         if self.scope.manager.processes_responses && !self.decision.has_run_scripts {
             return Box::pin(self.send_scripted(content)).await;
         }
-        self.exchange.keep_alive &= !self.exchange.downstream.origin.connections.is_draining();
+        self.exchange.keep_alive &= !self.exchange.downstream.origin.is_ending(self.scope.manager);
         self.skip_body();
         self.finish_response(Instant::now());
         self.add_workload_metadata();
@@ -363,6 +363,11 @@ impl RequestContext<'_> {
         }
         if let Some(trace) = &mut self.outcome.trace {
             trace.finish_response(self.exchange.request, response);
+        }
+        if self.scope.manager.request_id_in_response
+            && let Some(id) = self.exchange.request.header("x-request-id")
+        {
+            response.set("x-request-id", id);
         }
         hop::finish_response(self.scope.worker, self.scope.manager, response, now);
     }

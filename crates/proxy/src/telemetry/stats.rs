@@ -159,6 +159,7 @@ set! {
         rq_active: Gauge "envoy_http_downstream_rq_active",
         cx_idle_timeout: Counter "envoy_http_downstream_cx_idle_timeout",
         cx_max_requests: Counter "envoy_http_downstream_cx_max_requests_reached",
+        cx_max_duration: Counter "envoy_http_downstream_cx_max_duration_reached",
         cx_protocol_error: Counter "envoy_http_downstream_cx_protocol_error",
         rq_header_timeout: Counter "envoy_http_downstream_rq_header_timeout",
         rq_idle_timeout: Counter "envoy_http_downstream_rq_idle_timeout",

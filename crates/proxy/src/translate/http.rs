@@ -49,15 +49,8 @@ const MAX_STREAMS: u32 = 1024;
 /// Translates a connection manager.
 pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<HttpManager> {
     let common = proto.common_http_protocol_options.as_ref();
-    if common.is_some_and(|common| common.max_connection_duration.is_some()) {
-        let reason =
-            "max_connection_duration is supported only for upstream connections and has no effect here";
-        if translator.strict {
-            return Err(Reject::new(reason).at_field("common_http_protocol_options"));
-        }
-        super::warn_once(format!("common_http_protocol_options: {reason}"));
-    }
     let idle = common.and_then(|common| common.idle_timeout.as_ref());
+    let longest = common.and_then(|common| common.max_connection_duration.as_ref());
     let http1 = proto.http_protocol_options.as_ref();
     let mut manager = HttpManager {
         stat_prefix: proto.stat_prefix.as_str().into(),
@@ -80,6 +73,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         upgrades: upgrades(proto)?,
         server: server(proto),
         preserve_request_id: proto.preserve_external_request_id,
+        request_id_in_response: proto.always_set_request_id_in_response,
         generate_request_id: flag(proto.generate_request_id).unwrap_or(true),
         request_id: request_id(proto)?,
         tracing: match &proto.tracing {
@@ -111,6 +105,8 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         max_requests_per_connection: common
             .and_then(|common| number(common.max_requests_per_connection))
             .filter(|max| *max > 0),
+        max_connection_duration: timeout(longest, None)
+            .at("common_http_protocol_options.max_connection_duration")?,
         http2: http2_options(proto.http2_protocol_options.as_ref(), MAX_STREAMS)
             .at("http2_protocol_options")?,
         idle_timeout: timeout(idle, Some(IDLE_TIMEOUT)).at("common_http_protocol_options.idle_timeout")?,

@@ -26,7 +26,7 @@ use crate::{
 };
 use skysail_http::{proxy_protocol::Addresses, socket::Stream, timer::Timer, wire::Wire};
 use skysail_policy::{
-    config::{FilterChain, Listener, Snapshot, tls::ServerTls},
+    config::{FilterChain, HttpManager, Listener, Snapshot, tls::ServerTls},
     matching,
     peer::Peer,
     rbac::{self, Subject, Tally, Verdict},
@@ -55,6 +55,8 @@ pub(crate) struct Origin {
     pub(crate) source: SocketAddr,
     /// Source address of the TCP connection.
     pub(crate) direct: SocketAddr,
+    /// Start of the connection, after its TLS handshake.
+    pub(crate) begun: Instant,
     /// Destination address of the TCP connection, before interception.
     pub(crate) dialled: SocketAddr,
     /// Destination address; from the PROXY header if the listener reads one.
@@ -79,6 +81,18 @@ impl Origin {
     /// Returns the addresses of the connection, for a PROXY header.
     pub(crate) fn ends(&self) -> Addresses {
         Addresses { source: self.source, destination: self.destination }
+    }
+
+    /// Returns the time after which the connection serves no further request.
+    #[inline]
+    pub(crate) fn end(&self, manager: &HttpManager) -> Option<Instant> {
+        manager.max_connection_duration.map(|longest| self.begun + longest)
+    }
+
+    /// Returns whether the connection ends after the request in progress: in a drain, or because it is too old.
+    #[inline]
+    pub(crate) fn is_ending(&self, manager: &HttpManager) -> bool {
+        self.connections.is_draining() || self.end(manager).is_some_and(|end| Instant::now() >= end)
     }
 
     /// Returns the server name (SNI) of the client hello.

@@ -132,6 +132,10 @@ async fn requests(
             }
         }
         let mut is_last = refreshed.is_err() || downstream.origin.connections.is_draining();
+        if downstream.origin.end(manager).is_some_and(|end| Instant::now() >= end) {
+            counters.cx_max_duration.inc();
+            is_last = true;
+        }
         if let Some(newest) = newest(&downstream.origin, manager) {
             *manager = newest;
             counters = worker.shard.manager(&manager.stat_prefix);
@@ -169,6 +173,7 @@ async fn requests(
 async fn resumes(worker: &Worker, downstream: &mut Downstream, manager: &HttpManager) -> bool {
     let Downstream { wire: Wire::Http1(stream), timer, origin } = downstream else { return false };
     let idle = manager.idle_timeout.map(|timeout| Instant::now() + timeout.saturating_sub(PAUSE));
+    let too_old = idle_limit(manager, origin);
     poll_fn(|cx| {
         if worker.overload.is_busy() {
             // While the worker is busy, bytes are read only once the connection has its turn.
@@ -182,11 +187,20 @@ async fn resumes(worker: &Worker, downstream: &mut Downstream, manager: &HttpMan
         if origin.connections.is_draining() || downstream::refresh(origin, worker).is_err() {
             return Poll::Ready(true);
         }
-        ready!(timer.poll(cx, idle));
-        worker.shard.manager(&manager.stat_prefix).cx_idle_timeout.inc();
+        ready!(timer.poll(cx, earlier(idle, too_old)));
+        let counters = worker.shard.manager(&manager.stat_prefix);
+        match too_old {
+            Some(end) if Instant::now() >= end => counters.cx_max_duration.inc(),
+            _ => counters.cx_idle_timeout.inc(),
+        }
         Poll::Ready(false)
     })
     .await
+}
+
+/// Returns the time at which a connection that is too old ends without a last request.
+fn idle_limit(manager: &HttpManager, origin: &Origin) -> Option<Instant> {
+    origin.end(manager).map(|end| end + manager.drain_timeout)
 }
 
 /// Time without a request after which a connection frees the memory that it needs for requests only.
@@ -314,6 +328,8 @@ struct HeadDeadlines {
     pause: Option<Instant>,
     /// Deadline for the rest of a head that has begun, and the refusal after it.
     head: Option<(Instant, Malformed)>,
+    /// End of the connection because of its age.
+    too_old: Option<Instant>,
     /// End of the connection because of a drain.
     idle_drain: Option<Instant>,
     /// End of the connection because of a drain or a revocation, as far as they apply.
@@ -334,6 +350,7 @@ impl HeadDeadlines {
         if self.idle.is_none() {
             self.idle = manager.idle_timeout.map(|timeout| now + timeout);
             self.pause = Some(now + PAUSE);
+            self.too_old = idle_limit(manager, origin);
         }
         if self.head.is_none() && !is_empty {
             self.head = refuse::head_timeout(manager).map(|(timeout, reason)| (now + timeout, reason));
@@ -352,7 +369,7 @@ impl HeadDeadlines {
         self.closing = earlier(self.idle_drain.filter(|_| is_empty), revoked);
         let pause = self.pause.filter(|_| is_empty && self.closing.is_none());
         let over = earlier(earlier(self.idle_end(), self.head.map(|(deadline, _)| deadline)), self.closing);
-        earlier(over, pause)
+        earlier(earlier(over, pause), self.oldest_end())
     }
 
     /// Returns what follows from the deadline that has passed.
@@ -365,12 +382,22 @@ impl HeadDeadlines {
                 origin.note_revoked(worker);
                 Next::Close
             }
+            _ if self.oldest_end().is_some_and(|end| now >= end) => {
+                worker.shard.manager(&manager.stat_prefix).cx_max_duration.inc();
+                Next::Close
+            }
             _ if self.idle_end().is_some_and(|end| now >= end) => {
                 worker.shard.manager(&manager.stat_prefix).cx_idle_timeout.inc();
                 Next::End
             }
             _ => Next::Pause,
         }
+    }
+
+    /// Returns the end of the connection because of its age if no head has begun.
+    #[inline]
+    fn oldest_end(&self) -> Option<Instant> {
+        self.too_old.filter(|_| self.head.is_none())
     }
 
     /// Returns the end of the connection if no head has begun.

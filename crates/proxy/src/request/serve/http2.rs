@@ -136,7 +136,11 @@ impl<'a> Session<'a> {
         loop {
             let is_revoked = self.is_revoked();
             let is_draining = !self.may_send_first && self.origin.connections.is_draining();
-            if self.ending.is_none() && (is_revoked || is_draining) {
+            let is_too_old = self.age_limit().is_some_and(|end| Instant::now() >= end);
+            if is_too_old {
+                self.worker.shard.manager(&self.manager.stat_prefix).cx_max_duration.inc();
+            }
+            if self.ending.is_none() && (is_revoked || is_draining || is_too_old) {
                 self.begin_shutdown();
                 self.idle_end = None;
             }
@@ -148,8 +152,12 @@ impl<'a> Session<'a> {
             // When the client may open no more streams, although it has not acknowledged the GOAWAY.
             let last = self.ending.filter(|_| self.driver.is_shutting_down());
             let head = self.partial.map(|frame| frame.deadline);
-            if self.timer.poll(cx, earlier(earlier(self.quiet_end(), head), last)).is_pending() {
+            let ends = earlier(earlier(self.quiet_end(), head), earlier(last, self.age_limit()));
+            if self.timer.poll(cx, ends).is_pending() {
                 return Poll::Pending;
+            }
+            if self.age_limit().is_some_and(|end| Instant::now() >= end) {
+                continue;
             }
             if last.is_some_and(|last| Instant::now() >= last) {
                 self.driver.refuse();
@@ -207,6 +215,12 @@ impl<'a> Session<'a> {
     fn quiet_end(&self) -> Option<Instant> {
         let may_be_idle = self.driver.is_settled() || self.origin.connections.is_draining();
         if may_be_idle { self.idle_end } else { Some(self.begun + PREFACE_TIMEOUT) }
+    }
+
+    /// Returns the time at which the connection is too old to accept further streams; `None` after a GOAWAY.
+    #[inline]
+    fn age_limit(&self) -> Option<Instant> {
+        self.origin.end(&self.manager).filter(|_| self.ending.is_none())
     }
 
     /// Sends a GOAWAY.
