@@ -29,6 +29,9 @@ use skysail_http::head::RequestHead;
 mod json;
 #[cfg(test)]
 mod tests;
+mod verdicts;
+
+pub use verdicts::{TokenVerdict, verdicts};
 
 /// Maximum length of the path in a realm.
 const REALM: usize = 256;
@@ -141,6 +144,8 @@ struct Check<'a, 'h> {
     now: u64,
     /// Providers whose keys could not be fetched.
     failed: &'h [usize],
+    /// Providers whose signatures are taken as valid. For explanations.
+    assumed: &'h [usize],
     signatures: Option<&'h Signatures>,
 }
 
@@ -206,7 +211,7 @@ pub fn check<'a>(
     now: u64,
     failed: &[usize],
 ) -> JwtOutcome<'a> {
-    Check { jwt, head, now, failed, signatures: None }.outcome(requirement)
+    Check { jwt, head, now, failed, assumed: &[], signatures: None }.outcome(requirement)
 }
 
 /// Checks a request that was admitted before, reusing its signature checks.
@@ -217,7 +222,19 @@ pub fn check_again<'a>(
     now: u64,
     signatures: &Signatures,
 ) -> JwtOutcome<'a> {
-    Check { jwt, head, now, failed: &[], signatures: Some(signatures) }.outcome(requirement)
+    Check { jwt, head, now, failed: &[], assumed: &[], signatures: Some(signatures) }.outcome(requirement)
+}
+
+/// Checks a request and takes the signatures of these providers as valid, because their keys are not known. For
+/// explanations.
+pub fn check_assuming<'a>(
+    jwt: &'a Jwt,
+    requirement: &'a Requirement,
+    head: &RequestHead,
+    now: u64,
+    assumed: &[usize],
+) -> JwtOutcome<'a> {
+    Check { jwt, head, now, failed: &[], assumed, signatures: None }.outcome(requirement)
 }
 
 impl<'a> Check<'a, '_> {
@@ -297,9 +314,31 @@ impl<'a> Check<'a, '_> {
         if !wanted.is_empty() && !wanted.iter().any(|wanted| token.is_for(wanted)) {
             return stop(Status::AudienceNotAllowed);
         }
+        if !self.assumed.contains(&index) {
+            self.verify(index, provider, &token, text)?;
+        }
+        Ok(VerifiedToken {
+            provider,
+            source,
+            header: token.header,
+            claims: token.claims,
+            payload: token.payload.to_owned(),
+        })
+    }
+
+    /// Verifies the signature of a token.
+    fn verify(
+        &self,
+        index: usize,
+        provider: &JwtProvider,
+        token: &Token<'_>,
+        text: &str,
+    ) -> Result<(), JwtFailure> {
         let keys = match &provider.keys {
             Keys::Local(keys) => Arc::clone(keys),
-            Keys::Remote(_) if self.failed.contains(&index) => return stop(Status::NoKeys),
+            Keys::Remote(_) if self.failed.contains(&index) => {
+                return Err(JwtFailure::Status(Status::NoKeys));
+            }
             Keys::Remote(remote) => match remote.fetched.load().as_deref() {
                 Some((until, keys)) if *until > std::time::Instant::now() => Arc::clone(keys),
                 _ => return Err(JwtFailure::NeedsKeys(index)),
@@ -309,14 +348,7 @@ impl<'a> Check<'a, '_> {
             Some(known) => known.check((self.jwt.fingerprint, index, text), || token.verify(&keys)),
             None => token.verify(&keys),
         };
-        verified.map_err(JwtFailure::Status)?;
-        Ok(VerifiedToken {
-            provider,
-            source,
-            header: token.header,
-            claims: token.claims,
-            payload: token.payload.to_owned(),
-        })
+        verified.map_err(JwtFailure::Status)
     }
 }
 

@@ -165,6 +165,28 @@ fn value(from: &ValueSource, request: &LimitRequest<'_>) -> Option<String> {
     }
 }
 
+/// Returns why a rule makes no descriptor of a request, as a sentence for people. Not part of the request path.
+pub fn mismatch(rule: &LimitRule, request: &LimitRequest<'_>) -> String {
+    let dropping = rule.actions.iter().find(|action| matches!(entry(action, request), Added::DropDescriptor));
+    match dropping {
+        Some(LimitAction::Match { headers, expected: true, .. }) => {
+            let unmet = headers.iter().find(|test| !matching::header(test, request.head));
+            let words = unmet.map(|test| route::header_words(test, request.head));
+            words.map_or("the query parameters do not match".to_owned(), |(found, expected)| {
+                format!("{found}, expected: {expected}")
+            })
+        }
+        Some(LimitAction::Match { .. }) => "the request has the excluded headers".to_owned(),
+        Some(LimitAction::Value { key, from, .. }) => match from {
+            ValueSource::Header(name) => format!("header {name} is absent"),
+            ValueSource::Query(name) => format!("query parameter {name} is absent"),
+            ValueSource::Metadata(..) => format!("there is no value for {key}"),
+        },
+        Some(LimitAction::DestinationCluster) => "the request has no cluster".to_owned(),
+        _ => "the number of tokens cannot be read".to_owned(),
+    }
+}
+
 /// Returns an address whose bits after the prefix are zero, as `address/length`.
 fn masked(address: IpAddr, v4: u8, v6: u8) -> String {
     match address {

@@ -121,6 +121,60 @@ fn two_tokens_in_one_place_are_invalid() {
 }
 
 #[test]
+fn verdicts_name_the_values_that_decide() {
+    let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+    let (x, y) = pair.public_key_raw()[1..].split_at((pair.public_key_raw().len() - 1) / 2);
+    let key = json!({"kty": "EC", "crv": "P-256", "kid": "k", "x": BASE64.encode(x), "y": BASE64.encode(y)});
+    let provider = JwtProvider {
+        name: "p".into(),
+        issuer: Some("a".into()),
+        audiences: vec!["shop".into()],
+        keys: Keys::Local(Arc::new(keys(&key))),
+        forward: true,
+        from: vec![Source::Header("authorization".into(), "Bearer ".into())],
+        payload_in_metadata: None,
+        header_in_metadata: None,
+        spaced_claims: vec![],
+        payload_header: None,
+        pad_payload_header: false,
+        claim_headers: vec![],
+        clock_skew: std::time::Duration::from_secs(60),
+        clear_route: false,
+    };
+    let jwt = Jwt {
+        fingerprint: 0,
+        providers: vec![provider],
+        rules: vec![],
+        named: vec![],
+        bypass_preflight: false,
+    };
+    let verdict = |claims: &Value, assumed: &[usize]| {
+        let text = sign(Algorithm::ES256, &EncodingKey::from_ec_der(pair.serialized_der()), claims);
+        let head = RequestHead::build("GET", "/", "h", &[("authorization", &format!("Bearer {text}x"))]);
+        let signed = RequestHead::build("GET", "/", "h", &[("authorization", &format!("Bearer {text}"))]);
+        let of = |head| verdicts(&jwt, head, 1_000_000, assumed).remove(0);
+        (of(&signed), of(&head))
+    };
+    let good = json!({"iss": "a", "aud": "shop", "exp": 2_000_000});
+    let (valid, forged) = verdict(&good, &[]);
+    assert_eq!((valid.refused, valid.place.as_str(), &valid.claims), (None, "header authorization", &good));
+    assert!(forged.refused.unwrap_or_default().starts_with("Jwt"), "a changed signature");
+    let (assumed, _) = verdict(&good, &[0]);
+    assert!(assumed.is_assumed && assumed.refused.is_none());
+    for (claims, reason) in [
+        (json!({"iss": "b", "aud": "shop"}), "issuer b, expected: a"),
+        (json!({"iss": "a", "aud": "x"}), "Audiences in Jwt are not allowed: aud is \"x\", expected: shop"),
+        (json!({"iss": "a", "aud": "shop", "exp": 86_400}), "Jwt is expired: exp is 1970-01-02T00:00:00Z"),
+        (
+            json!({"iss": "a", "aud": "shop", "nbf": 1_728_000}),
+            "Jwt not yet valid: nbf is 1970-01-21T00:00:00Z",
+        ),
+    ] {
+        assert_eq!(verdict(&claims, &[]).0.refused.as_deref(), Some(reason));
+    }
+}
+
+#[test]
 fn claims_become_headers_and_lists() {
     let cases = [
         (json!("a"), Some("a")),

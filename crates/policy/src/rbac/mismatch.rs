@@ -3,10 +3,11 @@
 use super::{Subject, authenticated, identified, negated, path_is, permitted};
 use crate::{
     config::{
+        http::metadata,
         policy::{Permission, Principal, Rule, RuleAction},
-        text::{HeaderMatch, TextMatch},
+        text::{HeaderMatch, MetadataMatch, TextMatch, ValueMatch},
     },
-    matching::Values,
+    matching::{self, Values},
     route::{header_words, text_words},
 };
 
@@ -98,7 +99,7 @@ fn permission_words(permission: &Permission, subject: &Subject<'_>) -> FailedTes
         Permission::ServerName(test) => {
             (format!("SNI {:?}", subject.server_name.unwrap_or_default()), text_words(test))
         }
-        Permission::Metadata(test) => of_metadata(&test.path),
+        Permission::Metadata(test) => of_metadata(test, subject),
         Permission::Any | Permission::All(_) | Permission::OneOf(_) | Permission::Not(_) => {
             ("any request".to_owned(), "any".to_owned())
         }
@@ -146,7 +147,7 @@ fn principal_words(principal: &Principal, subject: &Subject<'_>) -> FailedTest {
         }
         Principal::DirectIp(range) => (format!("peer address {}", subject.source.ip()), cidr(range)),
         Principal::RemoteIp(range) => (format!("client address {}", subject.remote), cidr(range)),
-        Principal::Metadata(test) => of_metadata(&test.path),
+        Principal::Metadata(test) => of_metadata(test, subject),
         Principal::Any | Principal::All(_) | Principal::OneOf(_) | Principal::Not(_) => {
             ("any client".to_owned(), "any".to_owned())
         }
@@ -176,13 +177,42 @@ fn path(subject: &Subject<'_>) -> String {
     }
 }
 
-fn of_metadata(path: &[Box<str>]) -> FailedTest {
-    let path: Vec<&str> = path.iter().map(|key| &**key).collect();
-    let what = match path.iter().any(|key| key.contains("jwt")) {
-        true => "no verified token".to_owned(),
-        false => "no such metadata".to_owned(),
+/// Returns the value of a claim or of other dynamic metadata, and what a test expects.
+fn of_metadata(test: &MetadataMatch, subject: &Subject<'_>) -> FailedTest {
+    let not = if test.invert { "not " } else { "" };
+    let expected = format!("{not}{}", value_words(&test.test));
+    let [filter, key, claims @ ..] = &*test.path else { return ("no metadata".to_owned(), expected) };
+    let names = |keys: &[Box<str>]| keys.iter().map(|key| &**key).collect::<Vec<_>>().join(".");
+    let is_token = **filter == *metadata::JWT && !claims.is_empty();
+    let has_token = matching::metadata_value(&[filter.clone(), key.clone()], subject.metadata).is_some();
+    if is_token && !has_token {
+        return ("no verified token".to_owned(), format!("claim {} {expected}", names(claims)));
+    }
+    let name =
+        if is_token { format!("claim {}", names(claims)) } else { format!("metadata {}", names(&test.path)) };
+    let what = match matching::metadata_value(&test.path, subject.metadata) {
+        Some(value) => format!("{name} is {value}"),
+        None => format!("{name} is absent"),
     };
-    (what, format!("a value of {}", path.join(".")))
+    (what, expected)
+}
+
+fn value_words(test: &ValueMatch) -> String {
+    match test {
+        ValueMatch::Null => "null".to_owned(),
+        ValueMatch::Number(number) => number.to_string(),
+        ValueMatch::Range(from, to) => format!("a number from {from} below {to}"),
+        ValueMatch::Text(test) => text_words(test),
+        ValueMatch::Bool(is) => is.to_string(),
+        ValueMatch::Present(_) => "present".to_owned(),
+        // A value may be one of a list.
+        ValueMatch::List(test) => value_words(test),
+        ValueMatch::OneOf(some) => {
+            let mut words: Vec<String> = some.iter().map(value_words).collect();
+            words.dedup();
+            words.join(" or ")
+        }
+    }
 }
 
 fn cidr(range: &crate::config::listener::Cidr) -> String {
@@ -202,6 +232,38 @@ mod tests {
 
     fn exact(text: &str) -> TextMatch {
         TextMatch::Exact(text.as_bytes().into())
+    }
+
+    #[test]
+    fn claims_are_named_with_their_values() {
+        let test = |claim: &str| MetadataMatch {
+            path: [metadata::JWT, "payload", claim].map(Into::into).into(),
+            test: ValueMatch::OneOf(vec![
+                ValueMatch::List(Box::new(ValueMatch::Text(exact("staff")))),
+                ValueMatch::Text(exact("staff")),
+            ]),
+            invert: false,
+        };
+        let peer = Peer::plain();
+        let found = serde_json::json!({metadata::JWT: {"payload": {"groups": ["guest"], "role": "staff"}}});
+        for (metadata, claim, expected) in [
+            (None, "groups", Some("no verified token, expected: claim groups \"staff\"")),
+            (found.as_object(), "groups", Some("claim groups is [\"guest\"], expected: \"staff\"")),
+            (found.as_object(), "team", Some("claim team is absent, expected: \"staff\"")),
+            (found.as_object(), "role", None),
+        ] {
+            let subject = Subject {
+                head: None,
+                peer: &peer,
+                source: ([10, 0, 0, 1], 1).into(),
+                remote: [10, 0, 0, 1].into(),
+                destination: ([10, 0, 0, 2], 80).into(),
+                server_name: None,
+                metadata,
+            };
+            let rule = rule(Permission::Any, Principal::Metadata(test(claim)));
+            assert_eq!(mismatch(&rule, RuleAction::Allow, &subject).as_deref(), expected, "{claim}");
+        }
     }
 
     #[test]

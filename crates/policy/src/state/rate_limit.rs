@@ -131,6 +131,16 @@ pub struct DescriptorSettings {
     pub shadow: bool,
 }
 
+impl DescriptorSettings {
+    /// Returns whether a request's descriptor matches; an entry without a value is a wildcard.
+    pub fn matches(&self, entries: &[Entry]) -> bool {
+        let same = |(known, entry): (&Entry, &Entry)| {
+            known.key == entry.key && (known.value.is_empty() || known.value == entry.value)
+        };
+        self.entries.len() == entries.len() && self.entries.iter().zip(entries).all(same)
+    }
+}
+
 /// Settings of [`Buckets`].
 #[derive(Clone, Debug, Default)]
 pub struct BucketsSettings {
@@ -194,7 +204,7 @@ impl Buckets {
         }
         self.wildcards
             .iter()
-            .find(|wildcard| wildcard.matches(entries))
+            .find(|wildcard| wildcard.settings.matches(entries))
             .map(|wildcard| wildcard.bucket(entries))
     }
 }
@@ -220,14 +230,6 @@ struct Recent {
 impl Wildcard {
     fn new(settings: &DescriptorSettings, capacity: usize) -> Self {
         Self { settings: settings.clone(), capacity, keys: Default::default(), recent: Mutex::default() }
-    }
-
-    fn matches(&self, entries: &[Entry]) -> bool {
-        let known = &self.settings.entries;
-        let same = |(known, entry): (&Entry, &Entry)| {
-            known.key == entry.key && (known.value.is_empty() || known.value == entry.value)
-        };
-        known.len() == entries.len() && known.iter().zip(entries).all(same)
     }
 
     /// Returns the bucket of these values. A new one replaces the least recently used one if there are too many.
