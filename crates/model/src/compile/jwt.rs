@@ -3,6 +3,8 @@
 //! Rules of all policies are sorted by issuer. A request with tokens must have a valid one of any rule; a request
 //! without any passes. AuthorizationPolicies decide whether a token is required.
 
+use std::sync::Arc;
+
 use skysail_proto::Codec as _;
 use skysail_xds::envoy::pb::envoy::extensions::filters::{
     http::jwt_authn::v3::{
@@ -18,7 +20,10 @@ use super::{
     filters, packed,
     pb::{core, route},
 };
-use crate::{KeySource, ProxyView, Role, World, api::security::JwtRule};
+use crate::{
+    KeySource, Kind, ObjectKey, ProxyView, Role, World,
+    api::{RequestAuthentication, Typed, security::JwtRule},
+};
 
 /// Key set that verifies no token, for rules whose key set could not be fetched yet. The key is a point of the curve
 /// P-256. Its x coordinate is the SHA-256 digest of a fixed text (`skysail: no key` and the byte 1), so its private key
@@ -34,14 +39,12 @@ const LISTS: [&str; 2] = ["permission", "scope"];
 
 /// Returns the filter of a workload; `None` if no policy applies to it.
 pub(super) fn filter(world: &World, view: &ProxyView) -> Option<HttpFilter> {
-    let policies = world.request_authentications(&view.namespace, &view.labels);
-    let mut rules: Vec<&JwtRule> = policies.iter().flat_map(|policy| &policy.spec.jwt_rules).collect();
+    let rules = rules(world, view);
     if rules.is_empty() {
         return None;
     }
-    rules.sort_by(|a, b| a.issuer.cmp(&b.issuer));
     let mut body = Vec::new();
-    for (index, rule) in rules.iter().enumerate() {
+    for (index, (.., rule)) in rules.iter().enumerate() {
         let provider = (name(index), provider(world, view, rule));
         let part = JwtAuthentication { providers: [provider].into(), ..Default::default() };
         body.extend(part.to_vec());
@@ -60,6 +63,48 @@ pub(super) fn filter(world: &World, view: &ProxyView) -> Option<HttpFilter> {
     };
     body.extend(rest.to_vec());
     Some(filters::http("envoy.filters.http.jwt_authn", packed::of_type::<JwtAuthentication>(body)))
+}
+
+/// Returns the rules that apply to a workload, with their policies and positions, in the order of the providers.
+fn rules<'a>(
+    world: &'a World,
+    view: &ProxyView,
+) -> Vec<(&'a Typed<RequestAuthentication>, usize, &'a JwtRule)> {
+    let policies = world.request_authentications(&view.namespace, &view.labels);
+    let of = |policy: &'a Arc<Typed<RequestAuthentication>>| {
+        policy.spec.jwt_rules.iter().enumerate().map(move |(index, rule)| (&**policy, index, rule))
+    };
+    let mut rules: Vec<_> = policies.into_iter().flat_map(of).collect();
+    rules.sort_by(|(.., a), (.., b)| a.issuer.cmp(&b.issuer));
+    rules
+}
+
+/// A rule of a RequestAuthentication that applies to a workload. For explanations.
+#[derive(Clone, Debug)]
+pub struct TokenRule {
+    /// RequestAuthentication.
+    pub policy: ObjectKey,
+    /// Field of the rule.
+    pub field: String,
+    /// Server of the keys; empty for keys in the rule.
+    pub keys_from: String,
+    /// The keys are known. Otherwise the proxy refuses every token of the issuer.
+    pub has_keys: bool,
+}
+
+/// Returns the rules for the tokens of requests to a workload, in the order of the filter's providers.
+pub fn token_rules(world: &World, view: &ProxyView) -> Vec<TokenRule> {
+    let rule = |(policy, index, rule): (&Typed<RequestAuthentication>, usize, &JwtRule)| TokenRule {
+        policy: ObjectKey {
+            kind: Kind::RequestAuthentication,
+            namespace: policy.meta.namespace.clone(),
+            name: policy.meta.name.clone(),
+        },
+        field: format!("spec.jwtRules[{index}]"),
+        keys_from: if rule.jwks.is_empty() { rule.jwks_uri.clone() } else { String::new() },
+        has_keys: key_set(world, rule) != NO_KEY,
+    };
+    rules(world, view).into_iter().map(rule).collect()
 }
 
 fn name(index: usize) -> String {

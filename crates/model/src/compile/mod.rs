@@ -51,7 +51,11 @@ use networks::ClusterForm;
 use skysail_proto::Codec;
 use skysail_xds::{Kind, Resource, Resources};
 
-pub use self::listeners::Outline;
+pub use self::{
+    gateway::{ServerSource, gateway_l4_source, gateway_servers},
+    jwt::{TokenRule, token_rules},
+    listeners::{Outline, sidecar_l4_field},
+};
 
 use crate::{
     ClientScope, Code, Diagnostic, ObjectKey, ProxyView, Role, World,

@@ -1,8 +1,8 @@
 //! Where objects were read, for reports.
 
-use super::World;
+use super::{World, gateway_api::INGRESS};
 use crate::{
-    api::{Kind, ObjectKey},
+    api::{Kind, ObjectKey, gateway_api::INTERNAL},
     origin::Origin,
 };
 
@@ -56,6 +56,47 @@ impl World {
             | Kind::Job
             | Kind::CronJob) => self.templates.get(&kind)?.get(namespace, name).map(|entry| &entry.origin),
         }
+    }
+
+    /// Returns the field of the rule of a RateLimitPolicy with this name. For explanations.
+    pub fn limit_rule(&self, policy: &ObjectKey, rule: &str) -> Option<String> {
+        let entry = self.rate_limit_policies.get(&policy.namespace, &policy.name)?;
+        let mut rules = entry.object.spec.rules.iter().enumerate();
+        let index = rules.position(|(index, of)| of.name_at(index) == rule)?;
+        Some(format!("spec.rules[{index}]"))
+    }
+
+    /// Returns the object of Gateway API or the Ingress from which an internal Gateway or VirtualService of connections
+    /// is made, and its field; `None` for objects of users. For explanations.
+    pub fn made_from(&self, key: &ObjectKey) -> Option<(ObjectKey, String)> {
+        let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
+        let of = |kind: Kind, namespace: &str, name: &str| ObjectKey {
+            kind,
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        };
+        if key.kind == Kind::VirtualService {
+            let (route, rest) = name.split_once('~')?;
+            let kind = match rest.split_once('~')? {
+                ("tls", _) => Kind::TlsRoute,
+                ("tcp", _) => Kind::TcpRoute,
+                _ => return None,
+            };
+            return Some((of(kind, namespace, route), "spec.rules".to_owned()));
+        }
+        if let Some((ingress, rest)) = name.split_once(&format!("-{INGRESS}-")) {
+            let (namespace, _) = rest.split_once("~~")?;
+            return Some((of(Kind::Ingress, namespace, ingress), String::new()));
+        }
+        let (gateway, listener) = name.split_once(&format!("~{INTERNAL}~"))?;
+        let by_gateway = self.kubernetes_gateways.get(namespace, gateway);
+        let by_gateway = by_gateway.map(|entry| (Kind::KubernetesGateway, &entry.object.spec.listeners));
+        let by_set = self.listener_sets.get(namespace, gateway);
+        let by_set = by_set.map(|entry| (Kind::ListenerSet, &entry.object.spec.listeners));
+        by_gateway.into_iter().chain(by_set).find_map(|(kind, listeners)| {
+            let index = listeners.iter().position(|of| of.name == listener)?;
+            Some((of(kind, namespace, gateway), format!("spec.listeners[{index}]")))
+        })
     }
 }
 

@@ -86,7 +86,7 @@ impl Compiler<'_, '_> {
     /// Returns the chain of HTTP, in plain text or with terminated TLS, for servers with the same routes.
     fn http(&self, servers: &[GatewayServer<'_>], listener: &str, protocol: Protocol) -> Option<Chain> {
         let server = servers.first()?;
-        let limits = self.limits.of_rules(servers.iter().flat_map(|server| self.rules(server)));
+        let limits = self.limits.of_rules(servers.iter().flat_map(|server| self.merged.served_rules(server)));
         let policy = limits.after(self.authorization.http_filters());
         let setting = FilterSettings { grpc_web: protocol == Protocol::GrpcWeb, ..self.setting };
         let filters = filters::http_chain(
@@ -104,7 +104,7 @@ impl Compiler<'_, '_> {
     /// Returns the chain of TCP, in plain text or with terminated TLS; `None` if no VirtualService routes it.
     fn tcp(&self, server: &GatewayServer<'_>) -> Option<Chain> {
         let gateway = server.gateway_name();
-        let rules = self.rules(server);
+        let rules = self.merged.served_rules(server);
         let (rule, route) = rules.iter().find_map(|rule| {
             let routes = &mut rule.spec.tcp.iter();
             let route = routes.find(|route| applies(&route.matches, rule, server, &gateway));
@@ -121,7 +121,7 @@ impl Compiler<'_, '_> {
     fn forwarded<'a>(&self, server: &GatewayServer<'a>, taken: &mut TakenNames<'a>) -> Vec<Chain> {
         let gateway = server.gateway_name();
         let mut chains = Vec::new();
-        for rule in self.rules(server) {
+        for rule in self.merged.served_rules(server) {
             for route in &rule.spec.tls {
                 for found in &route.matches {
                     if !applies(std::slice::from_ref(found), rule, server, &gateway) {
@@ -202,12 +202,6 @@ impl Compiler<'_, '_> {
         proxy.hash_policy.extend(balance::hashes_source_ip(rule, subset).then(source_ip));
         let proxy = filters::network("envoy.filters.network.tcp_proxy", pack(&proxy));
         filters::network_stats(self.setting).into_iter().chain([proxy]).collect()
-    }
-
-    /// Returns the VirtualServices whose hosts the server has.
-    fn rules(&self, server: &GatewayServer<'_>) -> Vec<&Typed<VirtualService>> {
-        let bound = self.merged.rules_of(server).iter();
-        bound.filter(|bound| !bound.common_hosts(&server.hosts).is_empty()).map(|bound| bound.rule).collect()
     }
 
     fn tcp_filters(
@@ -292,7 +286,7 @@ fn source_ip() -> types::HashPolicy {
 }
 
 /// Returns whether one of these matches applies to a server; an empty list applies to all.
-fn applies(
+pub(super) fn applies(
     matches: &[L4Match],
     rule: &Typed<VirtualService>,
     server: &GatewayServer<'_>,

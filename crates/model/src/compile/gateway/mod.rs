@@ -8,7 +8,10 @@ mod listeners;
 mod routes;
 pub(super) mod secrets;
 mod servers;
+mod sources;
 mod tls;
+
+pub use sources::{ServerSource, gateway_l4_source, gateway_servers};
 
 use skysail_xds::Resources;
 

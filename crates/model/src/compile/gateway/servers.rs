@@ -8,7 +8,7 @@ use std::{
 use crate::{
     ProxyView, World,
     api::{
-        Gateway, Protocol, Service, Typed,
+        Gateway, Protocol, Service, Typed, VirtualService,
         gateway::{Server, ServerTls},
         kube::TargetPort,
     },
@@ -50,7 +50,7 @@ pub(super) struct MergedServers<'a> {
 }
 
 impl<'a> GatewayServer<'a> {
-    fn new(gateway: &'a Typed<Gateway>, server: &'a Server, listener_port: u16) -> Self {
+    pub(super) fn new(gateway: &'a Typed<Gateway>, server: &'a Server, listener_port: u16) -> Self {
         let own = &gateway.meta.namespace;
         let full = |host: &String| match host.strip_prefix("./") {
             Some(host) => format!("{own}/{host}"),
@@ -111,7 +111,7 @@ pub(super) fn merge_servers<'a>(world: &'a World, view: &ProxyView) -> MergedSer
 }
 
 /// Returns the port of the proxy behind a port of its Service. A port of no Service is the proxy's own.
-fn listener_port(services: &[&Arc<Typed<Service>>], view: &ProxyView, number: u16) -> u16 {
+pub(super) fn listener_port(services: &[&Arc<Typed<Service>>], view: &ProxyView, number: u16) -> u16 {
     let mut ports = services.iter().filter_map(|service| service.spec.port(number));
     let target = ports.find_map(|port| match &port.target {
         TargetPort::Number(number) => Some(*number),
@@ -142,6 +142,12 @@ impl<'a> MergedServers<'a> {
     /// Returns the VirtualServices that are bound to a server's Gateway.
     pub(super) fn rules_of(&self, server: &GatewayServer<'_>) -> &[BoundRule<'a>] {
         self.rules.get(&server.gateway_name()).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// Returns the VirtualServices whose hosts the server has.
+    pub(super) fn served_rules(&self, server: &GatewayServer<'_>) -> Vec<&'a Typed<VirtualService>> {
+        let bound = self.rules_of(server).iter();
+        bound.filter(|bound| !bound.common_hosts(&server.hosts).is_empty()).map(|bound| bound.rule).collect()
     }
 
     /// Adds a server unless it conflicts with an earlier one, as Envoy would refuse the listener.

@@ -16,7 +16,7 @@ use skysail_xds::envoy::pb::envoy::extensions::filters::network::{
 };
 
 use crate::{
-    World,
+    ProxyView, World,
     api::{
         DestinationRule, Protocol, Resolution, Service, ServicePort, Typed, VirtualService, selects,
         virtual_service::{Destination, L4Destination, L4Match},
@@ -99,14 +99,8 @@ impl L4Target<'_> {
         made
     }
 
-    /// Returns whether a match applies to the client and the port.
     fn applies(&self, found: &L4Match) -> bool {
-        let view = self.setting.view;
-        let namespace = found.source_namespace.as_deref().unwrap_or_default();
-        found.port.is_none_or(|wanted| wanted == 0 || wanted == u32::from(self.port.port))
-            && (found.gateways.is_empty() || found.gateways.iter().any(|gateway| gateway == "mesh"))
-            && selects(&found.source_labels, &view.labels)
-            && (namespace.is_empty() || namespace == view.namespace)
+        applies(found, self.setting.view, self.port.port)
     }
 
     fn chain(
@@ -262,6 +256,63 @@ impl L4Target<'_> {
         let view = self.setting.view;
         self.world.destination_rule_for(host, &view.namespace, Some(&view.labels))
     }
+}
+
+/// Returns whether a match applies to a client and a port.
+fn applies(found: &L4Match, view: &ProxyView, port: u16) -> bool {
+    let namespace = found.source_namespace.as_deref().unwrap_or_default();
+    found.port.is_none_or(|wanted| wanted == 0 || wanted == u32::from(port))
+        && (found.gateways.is_empty() || found.gateways.iter().any(|gateway| gateway == "mesh"))
+        && selects(&found.source_labels, &view.labels)
+        && (namespace.is_empty() || namespace == view.namespace)
+}
+
+/// Returns the field of a VirtualService that makes a sidecar's filter chain of TCP or TLS: of connections to this port
+/// of a service, with these server names. For explanations.
+pub fn sidecar_l4_field(
+    rule: &Typed<VirtualService>,
+    view: &ProxyView,
+    port: u16,
+    server_names: &[String],
+) -> Option<String> {
+    let by_name = tls_field(rule, server_names, |found| applies(found, view, port));
+    by_name.or_else(|| {
+        let position = rule.spec.tcp.iter().position(|tcp| {
+            tcp.matches.is_empty()
+                || tcp
+                    .matches
+                    .iter()
+                    .any(|found| found.destination_subnets.is_empty() && applies(found, view, port))
+        });
+        position.map(|index| format!("spec.tcp[{index}]"))
+    })
+}
+
+/// Returns the field of the first TLS match with these server names that applies.
+pub(in crate::compile) fn tls_field(
+    rule: &Typed<VirtualService>,
+    server_names: &[String],
+    applies: impl Fn(&L4Match) -> bool,
+) -> Option<String> {
+    rule.spec.tls.iter().enumerate().find_map(|(index, tls)| {
+        let is_it = |found: &L4Match| applies(found) && has_names(&found.sni_hosts, server_names);
+        let position = tls.matches.iter().position(is_it)?;
+        Some(format!("spec.tls[{index}].match[{position}]"))
+    })
+}
+
+/// Returns whether two lists have the same server names. The name `*` is every connection, as is an empty list.
+pub(in crate::compile) fn has_names(one: &[String], other: &[String]) -> bool {
+    let names = |list: &[String]| {
+        let mut names: Vec<String> = list.iter().map(|name| name.to_ascii_lowercase()).collect();
+        if names.iter().any(|name| name == "*") {
+            names.clear();
+        }
+        names.sort_unstable();
+        names.dedup();
+        names
+    };
+    names(one) == names(other)
 }
 
 fn texts(list: &[String]) -> Vec<&str> {

@@ -22,6 +22,7 @@ use std::{
 
 use self::attach::RouteTarget;
 pub(crate) use backend_tls::{CONFIG_MAP, INVALID};
+pub(crate) use ingress::INTERNAL as INGRESS;
 pub(crate) use listeners::CREDENTIAL;
 pub use status::{GatewayApiStatus, ListenerStatus, ParentStatus, StatusCondition};
 
