@@ -156,7 +156,27 @@ fn a_gateway_serves_clients_outside_of_the_mesh() {
         if is_set { Ok(response) } else { Err(response) }
     });
     forwards_tls(&anonymous);
+    is_explained(&mesh);
     rotates(&mesh, tls, &clients, &old);
+}
+
+/// `skysail explain` says of what the gateway holds what the clients above have seen.
+fn is_explained(mesh: &Mesh) {
+    for (url, is_served) in [
+        ("http://plain.example.com/v1", true),
+        ("http://plain.example.com/other", false),
+        ("http://stranger.example.com/v1", false),
+        ("http://moved.example.com/a", true),
+        ("https://web.example.com/v1", true),
+        ("https://mutual.example.com/v1", false),
+        ("tls://vault.example.com:443", true),
+        ("tls://stranger.example.com:443", false),
+    ] {
+        let output = mesh.run(&["explain", "--from", "outside", url]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(i32::from(!is_served)), "{url}: {text}");
+        assert!(text.contains("<- Gateway shop/edge spec.servers["), "{url}: {text}");
+    }
 }
 
 /// Forwarded TLS reaches the service byte by byte. The stand-in returns what it receives.

@@ -9,7 +9,9 @@ use std::{
 };
 
 use serde_json::Value;
-use skysail_model::{Diagnostic, Kind, ObjectKey, Origin, ProxyNode, World, api::kube::Locality, parse};
+use skysail_model::{
+    Diagnostic, Kind, ObjectKey, Origin, ProxyNode, World, api::kube::Locality, parse_with_lines,
+};
 use skysail_source::{FileChange, FileState, Folders};
 
 use crate::{
@@ -128,7 +130,7 @@ impl Offline {
         let objects = files.objects();
         let mut addresses = VirtualAddresses::of(generated);
         let addresses = addresses.assign(&objects.services);
-        let (mut world, mut findings) = mesh_world(changes, addresses, parse);
+        let (mut world, mut findings) = mesh_world(changes, addresses, parse_with_lines);
         let mut allocation = Allocation::of(generated);
         let allocated = allocation.assign(&objects.entries);
         apply(&mut world, &external::document(allocated), &Origin::default());
@@ -168,15 +170,20 @@ impl Offline {
         self.pods.iter().find(|pod| IpAddr::V4(pod.address) == address)
     }
 
-    /// Returns a gateway whose Service has this port, and the port of its pods.
-    pub fn gateway(&self, port: u16) -> Option<(&OfflinePod, u16)> {
-        self.pods.iter().filter(|pod| pod.gateway).find_map(|pod| {
+    /// Returns a pod of each gateway, with its port behind this port of its Service; `None` if its Service has no such
+    /// port.
+    pub fn gateways(&self, port: u16) -> Vec<(&OfflinePod, Option<u16>)> {
+        let mut found: Vec<(&OfflinePod, Option<u16>)> = Vec::new();
+        for pod in self.pods.iter().filter(|pod| pod.gateway) {
             let target = self.ports.iter().filter(|of| of.port == port && !of.udp).find_map(|of| {
                 let backend = of.backends.iter().find(|(address, _)| *address == pod.address);
                 backend.map(|(_, port)| *port)
             });
-            target.map(|target| (pod, target))
-        })
+            if !found.iter().any(|(known, _)| known.owner == pod.owner) {
+                found.push((pod, target));
+            }
+        }
+        found
     }
 
     /// Looks up a host as a program in a pod does, with the search domains of the pod's namespace.

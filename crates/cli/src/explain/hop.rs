@@ -2,13 +2,14 @@
 
 use std::net::SocketAddr;
 
-use skysail_model::api::MtlsMode;
-use skysail_proxy::explain::{Explanation, FilterReport, Outcome as Decided, Target, TlsReport};
+use skysail_model::{TokenRule, api::MtlsMode, gateway_l4_source, token_rules};
+use skysail_proxy::explain::{Explanation, FilterReport, Outcome as Decided, Target, TlsReport, TokenReport};
 use skysail_sandbox::OfflinePod;
 
 use super::{
+    gateway,
     proxies::Proxy,
-    report::{FilterStep, Hop, Item, Outcome, RouteStep, Source, TargetStep, UnmatchedRule},
+    report::{FilterStep, Hop, Item, Outcome, RouteStep, Source, TargetStep, TokenStep, UnmatchedRule},
     sources::{RouteSources, Sources},
 };
 
@@ -31,8 +32,19 @@ pub(super) struct Received<'a> {
     pub(super) tls: Option<&'a TlsReport>,
     /// The client itself sends TLS.
     pub(super) client_tls: bool,
-    /// Identity of the proxy before.
+    /// SNI; empty for none.
+    pub(super) server_name: &'a str,
+    /// Host of the request without a port; empty for connections.
+    pub(super) host: &'a str,
+    /// Identity of the proxy before, or of a client that sends TLS itself.
     pub(super) principal: Option<&'a str>,
+}
+
+impl Received<'_> {
+    /// Returns whether the proxy receives TLS.
+    pub(super) fn is_tls(&self) -> bool {
+        self.tls.is_some() || self.client_tls
+    }
 }
 
 /// Describes the decisions of a proxy.
@@ -55,34 +67,44 @@ pub(super) fn describe(
         false => ("", None),
     };
     let mesh_tls = received.tls.is_some_and(|tls| tls.is_mesh);
-    let transport = match (mesh_tls, received.tls.is_some() || received.client_tls) {
-        (true, _) => "mutual TLS",
-        (false, true) => "TLS",
-        (false, false) => "plain text",
+    let verified = mesh_tls || (received.client_tls && received.tls.is_none() && explained.terminates_tls);
+    let principal = received.principal.filter(|_| verified);
+    let transport = match (principal, received.is_tls()) {
+        (Some(_), true) => "mutual TLS",
+        (None, true) => "TLS",
+        (_, false) => "plain text",
     };
+    let is_gateway = direction == "gateway";
+    let servers = if is_gateway { gateway::servers(sources, place, explained, received) } else { Vec::new() };
     Hop {
         proxy: format!("{}/{}", pod.namespace, pod.owner.name),
         direction,
         transport: transport.to_owned(),
-        principal: received.principal.filter(|_| mesh_tls).map(ToOwned::to_owned),
+        principal: principal.map(ToOwned::to_owned),
+        server_name: if received.tls.is_none() { received.server_name.to_owned() } else { String::new() },
         mtls_mode,
         mtls_source,
         listener: Item {
             name: explained.listener.clone(),
-            source: match is_inbound {
-                true => None,
-                false => listener_source(sources, &explained.listener, received.destination),
+            source: match direction {
+                "inbound" => None,
+                "gateway" if explained.listener.is_empty() => None,
+                "gateway" => sources.service_of_port(pod, proxy, port),
+                _ => listener_source(sources, &explained.listener, received.destination),
             },
         },
+        servers,
         filter_chain: Item {
             name: explained.filter_chain.clone(),
             source: chain_source(sources, place, explained, port),
         },
+        server_names: explained.server_names.clone(),
+        unmatched_chains: explained.unmatched_chains.clone(),
         protocol: explained.protocol,
         route_table: explained.route_table.clone(),
         virtual_host: explained.virtual_host.clone(),
         routes: route_steps(explained, &routes),
-        filters: explained.filters.iter().map(|filter| filter_step(sources, filter, &setting)).collect(),
+        filters: filters(sources, proxy, explained, &setting),
         targets: explained.targets.iter().map(|target| target_step(sources, target)).collect(),
         timeout: explained.timeout,
         timeout_source: setting("timeout"),
@@ -117,12 +139,46 @@ fn chain_source(
     explained: &Explanation,
     port: u16,
 ) -> Option<Source> {
+    let Place { proxy, direction, .. } = *place;
+    if direction == "gateway" && explained.protocol != "http" {
+        let found = gateway_l4_source(sources.world, &proxy.view, port, &explained.server_names);
+        return found.filter(|_| explained.has_filter_chain).map(|(key, field)| sources.of(&key, &field));
+    }
     if let Some(path) = &explained.filter_chain_origin {
-        return sources.path(path, "");
+        let field = sources.l4_field(proxy, path, port, &explained.server_names);
+        return sources.path(path, &field.unwrap_or_default());
     }
     let is_known = !explained.filter_chain.is_empty() && !explained.filter_chain.starts_with(INBOUND);
     let is_inbound = place.direction == "inbound" && is_known;
     is_inbound.then(|| sources.service_of_port(place.pod, place.proxy, port)).flatten()
+}
+
+/// Describes the filters, with the rules behind policies, tokens and limits.
+fn filters(
+    sources: &Sources<'_>,
+    proxy: &Proxy,
+    explained: &Explanation,
+    setting: &impl Fn(&str) -> Option<Source>,
+) -> Vec<FilterStep> {
+    let has_tokens = explained.filters.iter().any(|filter| !filter.tokens.is_empty());
+    let rules = if has_tokens { token_rules(sources.world, &proxy.view) } else { Vec::new() };
+    let step = |filter: &FilterReport| {
+        let tokens = filter.tokens.iter().map(|token| token_step(sources, rules.get(token.rule), token));
+        FilterStep { tokens: tokens.collect(), ..filter_step(sources, filter, setting) }
+    };
+    explained.filters.iter().map(step).collect()
+}
+
+fn token_step(sources: &Sources<'_>, rule: Option<&TokenRule>, token: &TokenReport) -> TokenStep {
+    let keys_from = rule.map(|rule| rule.keys_from.clone()).filter(|_| token.is_assumed);
+    TokenStep {
+        place: token.place.clone(),
+        principal: token.principal.clone(),
+        refused: token.refused.clone().unwrap_or_default(),
+        unknown_keys: keys_from.unwrap_or_default(),
+        claims: token.claims.clone(),
+        source: rule.map(|rule| sources.of(&rule.policy, &rule.field)),
+    }
 }
 
 fn filter_step(
@@ -139,6 +195,8 @@ fn filter_step(
         matched: String::new(),
         sources: Vec::new(),
         unmatched: Vec::new(),
+        tokens: Vec::new(),
+        limit: filter.limit.clone(),
     };
     match &filter.policy {
         Some(policy) => {
@@ -159,6 +217,7 @@ fn filter_step(
                 None => sources.policies(&policy.rules),
             };
         }
+        None if filter.limit.is_some() => step.sources.extend(sources.limit(&filter.name)),
         None => {
             let field = match filter.name.rsplit('.').next() {
                 Some("fault") => "fault",

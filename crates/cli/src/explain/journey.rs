@@ -6,22 +6,27 @@ use skysail_core::SpiffeId;
 use skysail_http::head::RequestHead;
 use skysail_model::Severity;
 use skysail_proxy::explain::{
-    ClientHello, Connection, EndpointReport, Explanation, Outcome as Decided, Target, TlsReport,
+    CallerCertificate, ClientHello, Connection, EndpointReport, Explanation, Outcome as Decided, Target,
+    TlsReport,
 };
 use skysail_sandbox::{Lookup, OfflinePod};
 
 use super::{
+    ends::{JourneyEnd, outside, ratio, summary},
+    gateway,
     hop::{self, INBOUND, OUTBOUND, Place, Received},
     proxies::{Proxies, Proxy},
     report::{Destination, Dns, ExplainReport, Hop, Party},
-    request::ParsedRequest,
+    request::{ParsedRequest, without_port},
     sources::Sources,
 };
 
 /// Address that stands for one outside the mesh, of a network for documentation (RFC 5737).
-const OUTSIDE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
+pub(super) const OUTSIDE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 /// Source port of clients.
 const CLIENT_PORT: u16 = 40_000;
+/// Status of the response of a proxy whose connection to an endpoint is closed.
+const UNAVAILABLE: u16 = 503;
 /// Maximum number of proxies in a row.
 const MAX_HOPS: usize = 6;
 /// Maximum number of workloads of a cluster that are followed.
@@ -35,13 +40,20 @@ pub(super) enum Start<'a> {
     /// A pod of the mesh.
     Pod(&'a OfflinePod),
     /// A client outside the mesh.
-    Outside,
+    Outside {
+        /// Its address.
+        address: Ipv4Addr,
+        /// Gateway that it connects to; `None` selects one by port and host.
+        gateway: Option<&'a str>,
+    },
 }
 
 /// Content of a connection.
 struct Payload {
     /// The client itself sends TLS: SNI.
     tls: Option<String>,
+    /// Its certificate.
+    certificate: Option<CallerCertificate>,
     head: Option<RequestHead>,
 }
 
@@ -55,13 +67,6 @@ struct IncomingConnection<'a> {
     principal: Option<String>,
     payload: &'a Payload,
     hops: usize,
-}
-
-/// Result of a request that is not forwarded further.
-struct JourneyEnd {
-    served: bool,
-    status: Option<u16>,
-    result: String,
 }
 
 /// Follows requests through a mesh.
@@ -87,11 +92,14 @@ pub(super) fn follow(proxies: &Proxies<'_>, start: &Start<'_>, request: &ParsedR
     };
     let payload = Payload {
         tls: request.tls.then(|| request.host.clone()),
+        certificate: request.certificate.clone(),
         head: request.head.as_ref().map(RequestHead::copy),
     };
     let end = match start {
         Start::Pod(pod) => follower.follow_pod(pod, request, &payload, &mut report),
-        Start::Outside => follower.follow_outside(request, &payload, &mut report),
+        Start::Outside { address, gateway } => {
+            follower.follow_outside((*address, *gateway), request, &payload, &mut report)
+        }
     };
     report.notes.extend(proxies.notes());
     let JourneyEnd { served, status, result } = end.unwrap_or_else(|| summary(&report.destinations));
@@ -113,10 +121,10 @@ impl Follower<'_> {
     fn client(&self, start: &Start<'_>) -> Party {
         match start {
             Start::Pod(pod) => self.party(pod),
-            Start::Outside => Party {
+            Start::Outside { address, .. } => Party {
                 workload: "outside".to_owned(),
                 pod: String::new(),
-                address: OUTSIDE.to_string(),
+                address: address.to_string(),
                 principal: None,
                 source: None,
             },
@@ -231,21 +239,19 @@ impl Follower<'_> {
     /// Follows a request of a client outside the mesh to a gateway.
     fn follow_outside(
         &self,
+        (address, gateway): (Ipv4Addr, Option<&str>),
         request: &ParsedRequest,
         payload: &Payload,
         report: &mut ExplainReport,
     ) -> Option<JourneyEnd> {
-        let entrance = self.proxies.mesh.gateway(request.port).or_else(|| {
-            let pod = self.proxies.mesh.pods.iter().find(|pod| pod.gateway)?;
-            Some((pod, request.port))
-        });
-        let Some((pod, port)) = entrance else {
-            let result =
-                "the configuration has no gateway: clients outside the mesh reach none of its workloads";
-            return Some(JourneyEnd { served: false, status: None, result: result.to_owned() });
+        let host = if request.tls { &request.host } else { request.authority() };
+        let entrance = match gateway::entrance(self.proxies.mesh, request.port, host, gateway) {
+            Ok(entrance) => entrance,
+            Err(reason) => return Some(JourneyEnd { served: false, status: None, result: reason }),
         };
-        let source = SocketAddr::new(OUTSIDE.into(), CLIENT_PORT);
-        let destination = SocketAddr::new(pod.address.into(), port);
+        report.notes.extend(Some(entrance.note).filter(|note| !note.is_empty()));
+        let source = SocketAddr::new(address.into(), CLIENT_PORT);
+        let destination = SocketAddr::new(entrance.pod.address.into(), entrance.port);
         let arriving =
             IncomingConnection { source, destination, tls: None, principal: None, payload, hops: 0 };
         report.destinations = vec![self.arrive(&arriving, "", 1.0, 1)];
@@ -275,29 +281,43 @@ impl Follower<'_> {
     }
 
     fn explain(&self, proxy: &Proxy, entry: &str, arriving: &IncomingConnection<'_>) -> Explanation {
-        let own: Vec<String> = vec!["h2".to_owned(), "http/1.1".to_owned()];
         let payload = arriving.payload;
+        // Inside of TLS between proxies, a client's own TLS hides the request.
+        let head = payload.head.as_ref().filter(|_| payload.tls.is_none() || arriving.tls.is_none());
+        let own = match head {
+            Some(_) => vec!["h2".to_owned(), "http/1.1".to_owned()],
+            None => Vec::new(),
+        };
+        let unnamed = || arriving.tls.filter(|tls| tls.has_certificate).map(|_| CallerCertificate::unnamed());
+        let workload = arriving.principal.as_deref().map(CallerCertificate::of_workload).or_else(unnamed);
         let tls = match (arriving.tls, &payload.tls) {
             (Some(tls), _) => Some(ClientHello {
                 server_name: &tls.server_name,
                 alpn: &tls.alpn,
-                principal: arriving.principal.as_deref(),
+                certificate: workload.as_ref(),
             }),
-            (None, Some(name)) => Some(ClientHello { server_name: name, alpn: &own, principal: None }),
+            (None, Some(name)) => Some(ClientHello {
+                server_name: if name.parse::<IpAddr>().is_ok() { "" } else { name },
+                alpn: &own,
+                certificate: payload.certificate.as_ref(),
+            }),
             (None, None) => None,
         };
         let IncomingConnection { source, destination, .. } = *arriving;
-        // Inside of TLS between proxies, a client's own TLS hides the request.
-        let head = payload.head.as_ref().filter(|_| payload.tls.is_none() || arriving.tls.is_none());
         proxy.configuration.explain(entry, &Connection { source, destination, tls }, head)
     }
 
     fn hop(&self, place: &Place<'_>, explained: &Explanation, arriving: &IncomingConnection<'_>) -> Hop {
+        let payload = arriving.payload;
+        let own_name = payload.tls.as_deref().filter(|name| name.parse::<IpAddr>().is_err());
+        let own_certificate = payload.certificate.as_ref().map(CallerCertificate::name);
         let received = Received {
             destination: arriving.destination,
             tls: arriving.tls,
-            client_tls: arriving.payload.tls.is_some(),
-            principal: arriving.principal.as_deref(),
+            client_tls: payload.tls.is_some(),
+            server_name: arriving.tls.map_or(own_name.unwrap_or_default(), |tls| &tls.server_name),
+            host: payload.head.as_ref().map_or("", |head| without_port(head.authority())),
+            principal: arriving.principal.as_deref().or(own_certificate),
         };
         hop::describe(&self.sources, place, explained, &received)
     }
@@ -337,6 +357,13 @@ impl Follower<'_> {
                 false => format!("it matches a {} rule of {objects}", step.action),
             };
         }
+        let mut tokens = hop.filters.iter().flat_map(|step| &step.tokens);
+        if let Some(token) = tokens.find(|token| !token.refused.is_empty())
+            && hop.outcome.status.is_some_and(|status| [401, 403].contains(&status))
+        {
+            let object = token.source.as_ref().map(|source| format!(" ({})", source.object));
+            return format!("{}{}", token.refused, object.unwrap_or_default());
+        }
         if hop.mtls_mode == "STRICT" && hop.filter_chain.name.is_empty() {
             return format!("{reason}: mutual TLS is STRICT");
         }
@@ -353,13 +380,18 @@ impl Follower<'_> {
         let mut found = Vec::new();
         for target in explained.targets.iter().filter(|target| target.share > 0.0) {
             let payload = match (&target.head, explained.protocol) {
-                (Some(head), "http") => Payload { tls: None, head: Some(head.copy()) },
+                (Some(head), "http") => Payload { tls: None, certificate: None, head: Some(head.copy()) },
                 _ => Payload {
-                    tls: from.payload.tls.clone().filter(|_| !explained.terminates_tls),
+                    tls: from.payload.tls.clone().filter(|_| from.tls.is_some() || !explained.terminates_tls),
+                    certificate: from.payload.certificate.clone(),
                     head: from.payload.head.as_ref().map(RequestHead::copy),
                 },
             };
-            found.extend(self.of_target(pod, target, &payload, from.hops + 1));
+            let places = self.of_target(pod, target, &payload, from.hops + 1).into_iter();
+            match explained.protocol {
+                "http" => found.extend(places.map(answered)),
+                _ => found.extend(places),
+            }
         }
         found
     }
@@ -387,11 +419,18 @@ impl Follower<'_> {
         let groups = self.groups(&report.endpoints);
         let all: usize = groups.iter().map(|(_, count)| count).sum();
         let source = SocketAddr::new(pod.address.into(), CLIENT_PORT);
-        let followed = groups.iter().take(MAX_WORKLOADS).map(|(endpoint, count)| {
+        let followed = groups.iter().take(MAX_WORKLOADS).flat_map(|(endpoint, count)| {
             let part = share * ratio(*count, all);
             let Ok(address) = endpoint.address.parse() else {
                 let end = outside(&endpoint.address);
-                return destination(&target.cluster, part, endpoint.address.clone(), *count, payload, end);
+                return vec![destination(
+                    &target.cluster,
+                    part,
+                    endpoint.address.clone(),
+                    *count,
+                    payload,
+                    end,
+                )];
             };
             let is_mesh = endpoint.tls.as_ref().is_some_and(|tls| tls.is_mesh);
             let arriving = IncomingConnection {
@@ -402,9 +441,26 @@ impl Follower<'_> {
                 payload,
                 hops,
             };
-            self.arrive(&arriving, &target.cluster, part, *count)
+            let behind = self.behind_service(&arriving, &target.cluster, part);
+            behind.unwrap_or_else(|| vec![self.arrive(&arriving, &target.cluster, part, *count)])
         });
         followed.collect()
+    }
+
+    /// Returns the destinations behind an endpoint that is the address of a Service; `None` for other addresses.
+    fn behind_service(
+        &self,
+        arriving: &IncomingConnection<'_>,
+        cluster: &str,
+        share: f64,
+    ) -> Option<Vec<Destination>> {
+        let (address, port) = (arriving.destination.ip(), arriving.destination.port());
+        let IpAddr::V4(ip) = address else { return None };
+        self.proxies.mesh.backends(ip, port)?;
+        let found = self.direct(arriving, ip, port).into_iter();
+        let of_cluster =
+            |to: Destination| Destination { cluster: cluster.to_owned(), share: share * to.share, ..to };
+        Some(found.map(of_cluster).collect())
     }
 
     /// Returns an endpoint for each workload among the candidates, with the number of its endpoints.
@@ -461,17 +517,13 @@ impl Follower<'_> {
         };
         let at = Place { pod, proxy: &proxy, direction: if pod.gateway { "gateway" } else { "inbound" } };
         let entry = match pod.gateway {
-            false => INBOUND.to_owned(),
-            true => match proxy.configuration.listener_at(address) {
-                Some(listener) => listener,
-                None => {
-                    let reason =
-                        format!("the gateway {} has no listener for port {}", party.workload, address.port());
-                    return Destination { to: Some(party), ..place(refused(&reason)) };
-                }
-            },
+            false => Ok(INBOUND.to_owned()),
+            true => gateway::listener(&proxy, address),
         };
-        let explained = self.explain(&proxy, &entry, arriving);
+        let explained = match entry {
+            Ok(entry) => self.explain(&proxy, &entry, arriving),
+            Err(reason) => Explanation { outcome: Decided::Refused(reason), ..Explanation::default() },
+        };
         let hop = self.hop(&at, &explained, arriving);
         let mut end = self.end(&hop, &explained);
         let mut next = Vec::new();
@@ -487,12 +539,13 @@ impl Follower<'_> {
     }
 }
 
-fn outside(address: &str) -> JourneyEnd {
-    JourneyEnd {
-        served: true,
-        status: None,
-        result: format!("{address} is outside the mesh, where the request goes"),
+/// Adds the response of an HTTP proxy whose connection to a place is closed.
+fn answered(to: Destination) -> Destination {
+    if to.served || to.status.is_some() {
+        return to;
     }
+    let result = format!("{}; the proxy before it responds with {UNAVAILABLE}", to.result);
+    Destination { status: Some(UNAVAILABLE), result, ..to }
 }
 
 fn destination(
@@ -518,35 +571,4 @@ fn destination(
         status,
         result,
     }
-}
-
-/// Returns the result for all destinations.
-fn summary(destinations: &[Destination]) -> JourneyEnd {
-    let refused: Vec<&Destination> = destinations.iter().filter(|to| !to.served).collect();
-    let first = refused.first().or(destinations.first().as_ref().map(|to| to as _)).copied();
-    let Some(first) = first else {
-        return JourneyEnd { served: false, status: None, result: "the request reaches nothing".to_owned() };
-    };
-    let share: f64 = refused.iter().map(|to| to.share).sum();
-    let all: f64 = destinations.iter().map(|to| to.share).sum();
-    let is_same = destinations.iter().all(|to| to.status == first.status && to.served == first.served);
-    let result = match (refused.is_empty(), destinations.len()) {
-        (_, 1) => first.result.clone(),
-        (true, number) => format!("one of {number} destinations receives it"),
-        (false, _) => {
-            let percent = 100.0 * share / all.max(f64::MIN_POSITIVE);
-            format!("refused for {} % of the requests: {}", round(percent), first.result)
-        }
-    };
-    JourneyEnd { served: refused.is_empty(), status: first.status.filter(|_| is_same), result }
-}
-
-/// Rounds to one decimal.
-fn round(number: f64) -> f64 {
-    (number * 10.0).round() / 10.0
-}
-
-fn ratio(part: usize, all: usize) -> f64 {
-    let number = |value: usize| f64::from(u32::try_from(value).unwrap_or(u32::MAX));
-    number(part) / number(all.max(1))
 }

@@ -1,9 +1,11 @@
 //! `skysail explain`: the decisions that the mesh makes about a request, with the objects that cause them.
 //!
 //! [`request`] reads the request. [`proxies`] has the configuration of the proxies. [`journey`] follows the request
-//! from proxy to proxy; [`hop`] describes the decisions of one proxy. [`sources`] finds the objects behind each
+//! from proxy to proxy; [`hop`] describes the decisions of one proxy, [`gateway`] those of a gateway. [`sources`] finds the objects behind each
 //! decision. [`text`] prints the [`report`].
 
+mod ends;
+mod gateway;
 mod hop;
 mod journey;
 mod proxies;
@@ -18,7 +20,11 @@ use anyhow::bail;
 use skysail_core::stdio;
 use skysail_sandbox::{Offline, OfflinePod, rundir};
 
-use self::{journey::Start, proxies::Proxies, request::ParsedRequest};
+use self::{
+    journey::{OUTSIDE, Start},
+    proxies::Proxies,
+    request::ParsedRequest,
+};
 use crate::{exit, input::Input, view::Output};
 
 /// Arguments of `skysail explain`.
@@ -27,7 +33,8 @@ use crate::{exit, input::Input, view::Output};
 Examples:
   skysail explain -f shop/ --from shop/web http://reviews:9080/reviews/1
   skysail explain -f shop/ --from web -H 'end-user: jason' http://reviews:9080/ --output json
-  skysail explain -f shop/ --from outside http://shop.example.com/
+  skysail explain -f shop/ --from outside https://shop.example.com/
+  skysail explain -f shop/ --from web tcp://db:5432
   skysail explain --from shop/web http://reviews:9080/reviews/1     what the proxies of the running mesh hold
 
 The request is not sent. The explanation lists, for each proxy on its way, the listener, the filter chain, the routes \
@@ -40,10 +47,13 @@ pub(crate) struct ExplainArgs {
     /// of the running mesh are asked what they hold.
     #[arg(short, long = "file", value_name = "PATH")]
     files: Vec<PathBuf>,
-    /// Client: a workload or pod (NAMESPACE/NAME, or NAME if it is unique), the address of a pod, or `outside`: a client
-    /// outside the mesh that connects to a gateway.
+    /// Client: a workload or pod (NAMESPACE/NAME, or NAME if it is unique), or the address of a pod. `outside`, or
+    /// another address, is a client outside the mesh that connects to a gateway.
     #[arg(long, value_name = "WORKLOAD")]
     from: String,
+    /// Gateway that a client outside the mesh connects to, if several have the port and the host.
+    #[arg(long, value_name = "WORKLOAD")]
+    gateway: Option<String>,
     #[command(flatten)]
     request: request::RequestArgs,
     /// Output format.
@@ -63,7 +73,7 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<u8> {
         let Input { paths, text } = Input::read(args.files.clone())?;
         (Offline::read(&paths, text.as_deref())?, None)
     };
-    let start = start(&mesh, &args.from)?;
+    let start = start(&mesh, args)?;
     let proxies = match &running {
         Some(name) => Proxies::running(&mesh, name),
         None => Proxies::compiled(&mesh),
@@ -80,11 +90,13 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<u8> {
 }
 
 /// Returns the client.
-fn start<'a>(mesh: &'a Offline, from: &str) -> anyhow::Result<Start<'a>> {
-    if from == "outside" {
-        return Ok(Start::Outside);
-    }
+fn start<'a>(mesh: &'a Offline, args: &'a ExplainArgs) -> anyhow::Result<Start<'a>> {
+    let from = args.from.as_str();
     let found = mesh.matching(from);
+    let address = if from == "outside" { Some(OUTSIDE) } else { from.parse().ok() };
+    if let Some(address) = address.filter(|_| found.is_empty()) {
+        return Ok(Start::Outside { address, gateway: args.gateway.as_deref() });
+    }
     let Some(first) = found.first() else {
         let mut known: Vec<String> = mesh.pods.iter().map(workload).collect();
         known.dedup();

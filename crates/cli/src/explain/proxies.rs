@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use skysail_core::names::ADMIN_PORT;
-use skysail_model::{ClientScope, ProxyView, compile};
+use skysail_model::{ClientScope, ProxyView, compile, token_rules};
 use skysail_proxy::explain::{EncodedResource, HeldResources, ProxyConfiguration};
 use skysail_sandbox::{Offline, OfflinePod};
 use skysail_xds::Kind;
@@ -90,7 +90,13 @@ impl<'a> Proxies<'a> {
             }
         }
         let scope = ClientScope::of(&view, &world.grouping());
-        let configuration = ProxyConfiguration::load(&resources);
+        let mut configuration = ProxyConfiguration::load(&resources);
+        if self.running.is_none() {
+            // A running control plane fetches them. Until then its proxies refuse the tokens.
+            let rules = token_rules(world, &view);
+            let unknown = rules.iter().enumerate().filter(|(_, rule)| !rule.has_keys);
+            configuration.assume_signatures(unknown.map(|(index, _)| index).collect());
+        }
         refused.extend(configuration.refused().iter().cloned());
         Some(Proxy { configuration, view, scope, on_demand, refused })
     }

@@ -1,7 +1,8 @@
 //! The report. Its JSON form is documented in `docs/explain.md`; fields are added and never renamed.
 
 use serde::Serialize;
-use skysail_proxy::explain::{EndpointReport, RetryReport};
+use serde_json::Value;
+use skysail_proxy::explain::{ChainReport, EndpointReport, LimitReport, RetryReport};
 
 use super::request::ShownRequest;
 
@@ -78,11 +79,19 @@ pub(super) struct Hop {
     pub(super) transport: String,
     /// Identity of the client; `None` without mutual TLS.
     pub(super) principal: Option<String>,
+    /// SNI of a client that sends TLS itself; empty for none.
+    pub(super) server_name: String,
     /// Mode of mutual TLS that inbound listeners have; empty elsewhere.
     pub(super) mtls_mode: &'static str,
     pub(super) mtls_source: Option<Source>,
     pub(super) listener: Item,
+    /// Servers of the Gateways that select the proxy; empty for sidecars.
+    pub(super) servers: Vec<ServerStep>,
     pub(super) filter_chain: Item,
+    /// Server names that the filter chain matches; empty for all connections.
+    pub(super) server_names: Vec<String>,
+    /// Other filter chains for the port, with the reasons why they do not match.
+    pub(super) unmatched_chains: Vec<ChainReport>,
     /// `http`, `tcp`, or empty if the connection is closed before.
     pub(super) protocol: &'static str,
     pub(super) route_table: String,
@@ -110,6 +119,17 @@ pub(super) struct Hop {
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Item {
     pub(super) name: String,
+    pub(super) source: Option<Source>,
+}
+
+/// A server of a Gateway.
+#[derive(Debug, Serialize)]
+pub(super) struct ServerStep {
+    /// Protocol, port, mode of TLS and hosts.
+    pub(super) name: String,
+    pub(super) taken: bool,
+    /// Property that the connection does not have; empty if it is taken.
+    pub(super) mismatch: String,
     pub(super) source: Option<Source>,
 }
 
@@ -141,6 +161,26 @@ pub(super) struct FilterStep {
     pub(super) sources: Vec<Source>,
     /// Rules before the one that matches, or all.
     pub(super) unmatched: Vec<UnmatchedRule>,
+    /// Tokens of the request, with the verdicts of RequestAuthentications.
+    pub(super) tokens: Vec<TokenStep>,
+    /// Rate limit.
+    pub(super) limit: Option<LimitReport>,
+}
+
+/// A token and the verdict of a rule about it.
+#[derive(Debug, Serialize)]
+pub(super) struct TokenStep {
+    /// Place of the token in the request.
+    pub(super) place: String,
+    /// Principal of the token, `ISSUER/SUBJECT`.
+    pub(super) principal: String,
+    /// Reason for the refusal; empty if the rule accepts the token.
+    pub(super) refused: String,
+    /// Server of the keys, if they are not known here and the signature is taken as valid; empty otherwise.
+    pub(super) unknown_keys: String,
+    /// Further claims, verified or not.
+    pub(super) claims: Vec<(String, Value)>,
+    pub(super) source: Option<Source>,
 }
 
 /// A rule of a policy that does not match.

@@ -1,14 +1,23 @@
 //! The request to explain, with curl's options.
 
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
 use anyhow::{Context as _, bail};
 use serde::Serialize;
 use skysail_http::head::{self, RequestHead, Scheme, Version};
+use skysail_proxy::explain::CallerCertificate;
+
+/// Method in reports of connections without a request.
+const CONNECTION: &str = "CONNECTION";
 
 /// A request, as given on the command line.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct RequestArgs {
-    /// URL: `http://reviews:9080/path`; `https://…` for a client that sends TLS itself; `tcp://db:5432` for a connection
-    /// without a request.
+    /// URL: `http://reviews:9080/path`; `https://…` for a client that sends TLS itself. `tcp://db:5432` and
+    /// `tls://db:5432` are connections without a request.
     url: String,
     /// Method.
     #[arg(
@@ -22,6 +31,9 @@ pub(crate) struct RequestArgs {
     /// Header, `NAME: VALUE`; may be given several times.
     #[arg(short = 'H', long = "header", value_name = "HEADER")]
     headers: Vec<String>,
+    /// Certificate (PEM file) of a client that sends TLS itself. It is taken as valid.
+    #[arg(long, value_name = "FILE")]
+    cert: Option<PathBuf>,
     /// The client uses HTTP/2 instead of HTTP/1.1.
     #[arg(long, visible_alias = "http2-prior-knowledge")]
     http2: bool,
@@ -36,6 +48,8 @@ pub(super) struct ParsedRequest {
     pub(super) port: u16,
     /// The client sends TLS.
     pub(super) tls: bool,
+    /// Certificate of a client that sends TLS.
+    pub(super) certificate: Option<CallerCertificate>,
     /// Request; `None` for a connection without one.
     pub(super) head: Option<RequestHead>,
     /// The same for the report.
@@ -51,6 +65,11 @@ pub(super) struct ShownRequest {
 }
 
 impl ShownRequest {
+    /// Returns whether this is a connection without a request.
+    pub(super) fn is_connection(&self) -> bool {
+        self.method == CONNECTION
+    }
+
     /// Returns the request as a line.
     pub(super) fn line(&self) -> String {
         let headers: String = self.headers.iter().map(|header| format!(" -H '{header}'")).collect();
@@ -66,20 +85,45 @@ impl ParsedRequest {
         let default_port = match scheme.to_ascii_lowercase().as_str() {
             "http" => Some(80),
             "https" => Some(443),
-            "tcp" => None,
-            _ => bail!("{url}: the scheme is {scheme}, expected http, https or tcp"),
+            "tcp" | "tls" => None,
+            _ => bail!("{url}: the scheme is {scheme}, expected http, https, tcp or tls"),
         };
+        let is = |other: &str| scheme.eq_ignore_ascii_case(other);
+        let (tls, is_connection) = (is("https") || is("tls"), is("tcp") || is("tls"));
         let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
         let (authority, target) = rest.split_at(end);
         let (host, port) = host_and_port(authority, default_port).with_context(|| url.to_owned())?;
-        let is_tcp = scheme.eq_ignore_ascii_case("tcp");
-        let head = if is_tcp { None } else { Some(request_head(args, authority, target)?) };
+        let head = if is_connection { None } else { Some(request_head(args, authority, target)?) };
         let shown = ShownRequest {
-            method: if is_tcp { "CONNECTION".to_owned() } else { args.method.clone() },
+            method: if is_connection { CONNECTION.to_owned() } else { args.method.clone() },
             url: args.url.clone(),
             headers: args.headers.clone(),
         };
-        Ok(Self { host, port, tls: scheme.eq_ignore_ascii_case("https"), head, shown })
+        let certificate = args.cert.as_deref().map(certificate).transpose()?;
+        if certificate.is_some() && !tls {
+            bail!("--cert {url}: a client in plain text presents no certificate, use https or tls");
+        }
+        Ok(Self { host, port, tls, certificate, head, shown })
+    }
+
+    /// Returns the host of the request, without its port.
+    pub(super) fn authority(&self) -> &str {
+        let of_head = self.head.as_ref().map(|head| without_port(head.authority()));
+        of_head.unwrap_or(&self.host)
+    }
+}
+
+fn certificate(path: &Path) -> anyhow::Result<CallerCertificate> {
+    let what = || format!("--cert {}", path.display());
+    let pem = fs::read(path).with_context(what)?;
+    CallerCertificate::from_pem(&pem).with_context(what)
+}
+
+/// Returns an authority without its port.
+pub(super) fn without_port(authority: &str) -> &str {
+    match authority.rsplit_once(':') {
+        Some((host, _)) if !host.contains(':') || host.ends_with(']') => host,
+        _ => authority,
     }
 }
 
@@ -103,7 +147,7 @@ fn host_and_port(authority: &str, default: Option<u16>) -> anyhow::Result<(Strin
     if host.is_empty() {
         bail!("the URL has no host");
     }
-    let port = port.context("a tcp URL needs a port")?;
+    let port = port.context("a tcp or tls URL needs a port")?;
     Ok((host.trim_start_matches('[').trim_end_matches(']').to_owned(), port))
 }
 
@@ -151,6 +195,7 @@ mod tests {
             url: url.to_owned(),
             method: "GET".to_owned(),
             headers: headers.iter().map(|header| (*header).to_owned()).collect(),
+            cert: None,
             http2: false,
         };
         ParsedRequest::new(&args).map_err(|error| format!("{error:#}"))
@@ -163,6 +208,7 @@ mod tests {
             ("reviews", "reviews", 80, Some("/")),
             ("https://a.example?x", "a.example", 443, Some("/?x")),
             ("tcp://db:5432", "db", 5432, None),
+            ("tls://db:5432", "db", 5432, None),
             ("http://10.96.0.1:80/", "10.96.0.1", 80, Some("/")),
             ("http://[::1]:80/", "::1", 80, Some("/")),
         ] {
@@ -183,7 +229,7 @@ mod tests {
     #[test]
     fn invalid_requests_are_refused_with_the_reason() {
         for (url, headers, reason) in [
-            ("ftp://a", &[][..], "expected http, https or tcp"),
+            ("ftp://a", &[][..], "expected http, https, tcp or tls"),
             ("http://a:0/", &[], "not a number from 1"),
             ("http://a:b/", &[], "not HOST"),
             ("http:///", &[], "not HOST"),

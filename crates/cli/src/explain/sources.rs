@@ -3,9 +3,9 @@
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use skysail_model::{
-    Kind, Object, ObjectKey, Origin, Role, World,
+    Kind, Object, ObjectKey, Origin, Role, ServerSource, World,
     api::{Service, Typed, VirtualService, kube::TargetPort},
-    gateway_route_fields, route_sources,
+    gateway_route_fields, route_sources, sidecar_l4_field,
 };
 use skysail_proxy::explain::{ClusterReport, RouteReport};
 use skysail_sandbox::OfflinePod;
@@ -31,8 +31,11 @@ pub(super) struct RouteSources {
 type Rule = (Arc<Typed<VirtualService>>, Vec<String>);
 
 impl Sources<'_> {
-    /// Returns the source of an object.
+    /// Returns the source of an object; for an internal one, that of the object from which it is made.
     pub(super) fn of(&self, key: &ObjectKey, field: &str) -> Source {
+        if let Some((key, field)) = self.world.made_from(key) {
+            return self.of(&key, &field);
+        }
         let origin = self.world.origin(key);
         Source {
             object: key.to_string(),
@@ -63,6 +66,27 @@ impl Sources<'_> {
         Some(self.named(kind, namespace, name, field))
     }
 
+    /// Returns the source of a server of a Gateway.
+    pub(super) fn server(&self, server: &ServerSource) -> Source {
+        self.of(&server.gateway, &format!("spec.servers[{}]", server.index))
+    }
+
+    /// Returns the field of the VirtualService at a path that makes a sidecar's filter chain of connections.
+    pub(super) fn l4_field(
+        &self,
+        proxy: &Proxy,
+        path: &str,
+        port: u16,
+        server_names: &[String],
+    ) -> Option<String> {
+        let source = self.path(path, "")?;
+        let (namespace, name) = source.object.strip_prefix("VirtualService ")?.split_once('/')?;
+        let key =
+            ObjectKey { kind: Kind::VirtualService, namespace: namespace.to_owned(), name: name.to_owned() };
+        let Some((Object::VirtualService(rule), _)) = self.world.effective(&key) else { return None };
+        sidecar_l4_field(&rule, &proxy.view, port, server_names)
+    }
+
     /// Returns the source of a rule name such as `ns[shop]-policy[deny]-rule[0]`.
     pub(super) fn policy_rule(&self, rule: &str) -> Option<Source> {
         let (_, rest) = rule.split_once("ns[")?;
@@ -85,6 +109,16 @@ impl Sources<'_> {
             source.field = "spec".to_owned();
         }
         Some(source)
+    }
+
+    /// Returns the source of the filter of a rate limit: its name ends with `NAMESPACE/POLICY/RULE`.
+    pub(super) fn limit(&self, filter: &str) -> Option<Source> {
+        let mut parts = filter.strip_prefix("skysail.rate_limit/")?.splitn(3, '/');
+        let (namespace, name, rule) = (parts.next()?, parts.next()?, parts.next()?);
+        let key =
+            ObjectKey { kind: Kind::RateLimitPolicy, namespace: namespace.to_owned(), name: name.to_owned() };
+        let field = self.world.limit_rule(&key, rule).unwrap_or_default();
+        Some(self.of(&key, &field))
     }
 
     /// Returns the policies of rules, once each.

@@ -3,9 +3,12 @@
 use std::path::Path;
 
 use skysail_core::logging::printable;
+use skysail_proxy::explain::LimitReport;
 use unicode_width::UnicodeWidthStr as _;
 
-use super::report::{Destination, ExplainReport, FilterStep, Hop, Item, RouteStep, Source, TargetStep};
+use super::report::{
+    Destination, ExplainReport, FilterStep, Hop, Item, RouteStep, ServerStep, Source, TargetStep, TokenStep,
+};
 
 /// Maximum width of a line in columns.
 const WIDTH: usize = 100;
@@ -16,7 +19,8 @@ const MAX_LISTED: usize = 12;
 
 /// Returns the report as text. Files below the folder `base` are shown relative to it.
 pub(super) fn of(report: &ExplainReport, base: &Path) -> String {
-    let mut text = Text { out: String::new(), base };
+    let unit = if report.request.is_connection() { "connections" } else { "requests" };
+    let mut text = Text { out: String::new(), base, unit, decisions: Vec::new() };
     text.report(report);
     text.out.truncate(text.out.trim_end().len());
     text.out
@@ -25,6 +29,10 @@ pub(super) fn of(report: &ExplainReport, base: &Path) -> String {
 struct Text<'a> {
     out: String,
     base: &'a Path,
+    /// What takes the way: `requests` or `connections`.
+    unit: &'static str,
+    /// Decisions of sidecars of servers so far, with the workload.
+    decisions: Vec<(String, String)>,
 }
 
 impl Text<'_> {
@@ -51,7 +59,8 @@ impl Text<'_> {
             }
         }
         if let Some(hop) = &report.client {
-            self.hop(hop, "");
+            self.title(&title(hop, ""));
+            self.hop(hop);
         }
         for note in &report.notes {
             self.title("NOTE");
@@ -63,9 +72,12 @@ impl Text<'_> {
     }
 
     fn destination(&mut self, to: &Destination) {
-        let share = share(to.share);
+        let (share, unit) = (share(to.share), self.unit);
         if let Some(hop) = &to.hop {
-            self.hop(hop, &format!(", {share} of the requests, at {}", to.endpoint));
+            self.title(&title(hop, &format!(", {share} of the {unit}, at {}", to.endpoint)));
+            let start = self.out.len();
+            self.hop(hop);
+            self.fold(hop, start);
             if !to.path.is_empty() && hop.direction == "inbound" && to.served {
                 self.field("request", &format!("path {}, authority {}", to.path, to.authority));
             }
@@ -74,7 +86,7 @@ impl Text<'_> {
             let place =
                 to.to.as_ref().map_or("DESTINATION".to_owned(), |to| format!("WORKLOAD {}", to.workload));
             let at = if to.endpoint.is_empty() { String::new() } else { format!(", at {}", to.endpoint) };
-            self.title(&format!("{place}, {share} of the requests{at}"));
+            self.title(&format!("{place}, {share} of the {unit}{at}"));
             self.source(to.to.as_ref().and_then(|to| to.source.as_ref()));
         }
         if to.next.is_empty() {
@@ -82,33 +94,38 @@ impl Text<'_> {
         }
     }
 
-    fn hop(&mut self, hop: &Hop, rest: &str) {
-        let title = match hop.direction {
-            "gateway" => format!("GATEWAY {}{rest}", hop.proxy),
-            "inbound" => format!("INBOUND at the sidecar of {}{rest}", hop.proxy),
-            _ => format!("OUTBOUND at the sidecar of {}{rest}", hop.proxy),
-        };
-        self.title(&title);
-        if hop.direction != "outbound" {
-            let mut connection = hop.transport.clone();
-            if let Some(principal) = &hop.principal {
-                connection = format!("{connection}, principal {principal}");
-            }
-            self.field("connection", &connection);
+    /// Replaces the decisions of a sidecar from `start` on by a reference, if another one before decides the same.
+    fn fold(&mut self, hop: &Hop, start: usize) {
+        let text = self.out.get(start..).unwrap_or_default().to_owned();
+        if hop.direction != "inbound" {
+            return;
         }
+        match self.decisions.iter().find(|(known, _)| *known == text) {
+            Some((_, first)) => {
+                let line = format!("as at the sidecar of {first}");
+                self.out.truncate(start);
+                self.field("decisions", &line);
+            }
+            None => self.decisions.push((text, hop.proxy.clone())),
+        }
+    }
+
+    fn hop(&mut self, hop: &Hop) {
+        self.connection(hop);
         if !hop.mtls_mode.is_empty() {
             let default = if hop.mtls_source.is_none() { " (default)" } else { "" };
             self.field("mTLS mode", &format!("{}{default}", hop.mtls_mode));
             self.source(hop.mtls_source.as_ref());
         }
         self.item("listener", &hop.listener);
-        self.item("filter chain", &hop.filter_chain);
+        self.servers(&hop.servers);
+        self.chains(hop);
         if !hop.virtual_host.is_empty() {
             self.field("virtual host", &format!("{} of route table {}", hop.virtual_host, hop.route_table));
         }
         self.routes(&hop.routes);
         hop.filters.iter().for_each(|filter| self.filter(filter));
-        if hop.protocol == "http" && !hop.targets.is_empty() && hop.direction != "inbound" {
+        if !hop.targets.is_empty() && hop.direction != "inbound" {
             self.limits(hop);
         }
         if hop.direction != "inbound" {
@@ -132,6 +149,66 @@ impl Text<'_> {
         }
     }
 
+    /// Adds the connection as the proxy receives it. That of a client to its own sidecar is plain text, unless the client
+    /// sends TLS itself.
+    fn connection(&mut self, hop: &Hop) {
+        if hop.direction == "outbound" && hop.server_name.is_empty() {
+            return;
+        }
+        let mut connection = hop.transport.clone();
+        if !hop.server_name.is_empty() {
+            connection = format!("{connection}, SNI {}", hop.server_name);
+        }
+        if let Some(principal) = &hop.principal {
+            let what = if principal.contains("://") { "principal" } else { "certificate of" };
+            connection = format!("{connection}, {what} {principal}");
+        }
+        self.field("connection", &connection);
+    }
+
+    /// Adds the servers of a gateway.
+    fn servers(&mut self, servers: &[ServerStep]) {
+        let unmatched: Vec<&ServerStep> = servers.iter().filter(|server| !server.taken).collect();
+        for server in unmatched.iter().take(MAX_LISTED) {
+            self.field("not server", &format!("{}: {}", server.name, server.mismatch));
+            self.source(server.source.as_ref());
+        }
+        if unmatched.len() > MAX_LISTED {
+            self.field("", &format!("{} more servers do not match", unmatched.len() - MAX_LISTED));
+        }
+        for server in servers.iter().filter(|server| server.taken) {
+            self.field("server", &server.name);
+            self.source(server.source.as_ref());
+        }
+    }
+
+    /// Adds the filter chain, and the others if their reasons say more than the servers of a gateway or the mode of
+    /// mutual TLS do.
+    fn chains(&mut self, hop: &Hop) {
+        let is_closed = hop.protocol.is_empty();
+        let is_told = match hop.direction {
+            "gateway" => hop.protocol == "tcp",
+            "inbound" => is_closed && hop.filter_chain.name.is_empty(),
+            _ => true,
+        };
+        let unmatched = if is_told { hop.unmatched_chains.as_slice() } else { &[] };
+        for chain in unmatched.iter().take(MAX_LISTED) {
+            self.field("not chain", &format!("{}{}", named(&chain.name), chain.mismatch));
+        }
+        if unmatched.len() > MAX_LISTED {
+            self.field("", &format!("{} more filter chains do not match", unmatched.len() - MAX_LISTED));
+        }
+        let name = match (hop.filter_chain.name.as_str(), hop.server_names.is_empty()) {
+            ("", true) if hop.protocol == "tcp" => "of all connections to the port".to_owned(),
+            ("", false) => format!("SNI {}", list(&hop.server_names)),
+            (name, _) => name.to_owned(),
+        };
+        if !name.is_empty() && (hop.direction != "gateway" || hop.protocol == "tcp") {
+            self.field("filter chain", &name);
+            self.source(hop.filter_chain.source.as_ref());
+        }
+    }
+
     fn routes(&mut self, routes: &[RouteStep]) {
         let unmatched: Vec<&RouteStep> = routes.iter().filter(|route| !route.taken).collect();
         for route in unmatched.iter().take(MAX_LISTED) {
@@ -152,8 +229,13 @@ impl Text<'_> {
     }
 
     fn filter(&mut self, filter: &FilterStep) {
-        if filter.action.is_empty() {
-            self.field("filter", &format!("{}: {}", filter.name, filter.effect));
+        filter.tokens.iter().for_each(|token| self.token(token));
+        if let Some(limit) = &filter.limit {
+            self.limit(limit);
+        } else if filter.action.is_empty() {
+            if !filter.effect.is_empty() {
+                self.field("filter", &format!("{}: {}", filter.name, filter.effect));
+            }
         } else {
             let verdict = match (filter.allowed, filter.enforced) {
                 (true, true) => "admits",
@@ -183,11 +265,65 @@ impl Text<'_> {
         }
     }
 
+    fn token(&mut self, token: &TokenStep) {
+        let claims: Vec<String> =
+            token.claims.iter().take(MAX_LISTED).map(|(name, value)| format!(", {name} {value}")).collect();
+        let (label, verdict) = match token.refused.as_str() {
+            "" => ("token", format!("valid, principal {}{}", token.principal, claims.concat())),
+            reason => ("not token", reason.to_owned()),
+        };
+        self.field(label, &format!("{}: {verdict}", token.place));
+        if !token.unknown_keys.is_empty() {
+            let keys = &token.unknown_keys;
+            self.field(
+                "",
+                &format!("its signature is taken as valid: the keys of {keys} are not fetched here"),
+            );
+        }
+        self.source(token.source.as_ref());
+    }
+
+    fn limit(&mut self, limit: &LimitReport) {
+        let effect = if limit.enforced <= 0.0 {
+            "only counted above it".to_owned()
+        } else if limit.enforced >= 1.0 {
+            format!("{} above it", limit.status)
+        } else {
+            format!("{} above it for {}", limit.status, share(limit.enforced))
+        };
+        let is_idle = limit.buckets.is_empty() && (limit.service.is_empty() || limit.descriptors.is_empty());
+        if is_idle {
+            let reason =
+                limit.unmet.first().map_or("no descriptor of the request has a limit", String::as_str);
+            self.field("not limit", reason);
+            return;
+        }
+        for bucket in &limit.buckets {
+            let of = match (bucket.descriptor.as_str(), limit.per_connection) {
+                ("", false) => "for all requests to this proxy".to_owned(),
+                ("", true) => "for each connection".to_owned(),
+                (descriptor, _) => format!("for {descriptor}"),
+            };
+            let effect = if bucket.is_shadow { "only counted above it" } else { &effect };
+            let line = format!("{} in {} s, {} at once,", bucket.requests, bucket.seconds, bucket.at_once);
+            self.field("limit", &format!("{line} {of}; {effect}"));
+        }
+        if !limit.service.is_empty() {
+            let named: Vec<&str> =
+                limit.descriptors.iter().map(String::as_str).filter(|words| !words.is_empty()).collect();
+            let of = if named.is_empty() { "all requests".to_owned() } else { named.join("; ") };
+            self.field("limit", &format!("of the service {}, for {of}; {effect}", limit.service));
+        }
+    }
+
     fn limits(&mut self, hop: &Hop) {
         let seconds = |limit: Option<f64>| limit.map_or("none".to_owned(), |limit| format!("{limit} s"));
         let idle = seconds(hop.idle_timeout);
         self.field("timeout", &format!("{}; idle {idle}", seconds(hop.timeout)));
         self.source(hop.timeout_source.as_ref());
+        if hop.protocol == "tcp" {
+            return;
+        }
         match &hop.retry {
             Some(retry) => {
                 let each = retry.per_try_timeout.map(|each| format!(", {each} s each")).unwrap_or_default();
@@ -224,7 +360,10 @@ impl Text<'_> {
             return;
         }
         let candidates = target.endpoints.iter().filter(|endpoint| endpoint.is_candidate).count();
-        self.field("endpoints", &format!("{candidates} of {}, {}", target.endpoints.len(), target.balancer));
+        let count = target.endpoints.len();
+        let connect = target.connect_timeout;
+        let line = format!("{candidates} of {count}, {}, connect timeout {connect} s", target.balancer);
+        self.field("endpoints", &line);
         for endpoint in target.endpoints.iter().take(MAX_LISTED) {
             let mut line = endpoint.address.clone();
             if !endpoint.locality.is_empty() {
@@ -323,6 +462,14 @@ impl Text<'_> {
     }
 }
 
+fn title(hop: &Hop, rest: &str) -> String {
+    match hop.direction {
+        "gateway" => format!("GATEWAY {}{rest}", hop.proxy),
+        "inbound" => format!("INBOUND at the sidecar of {}{rest}", hop.proxy),
+        _ => format!("OUTBOUND at the sidecar of {}{rest}", hop.proxy),
+    }
+}
+
 /// Splits a word before the character that exceeds a width.
 fn split(word: &str, width: usize) -> (&str, &str) {
     let mut end = 0;
@@ -358,7 +505,8 @@ mod tests {
 
     #[test]
     fn no_line_is_wider_than_the_limit() {
-        let mut text = Text { out: String::new(), base: Path::new("") };
+        let mut text =
+            Text { out: String::new(), base: Path::new(""), unit: "requests", decisions: Vec::new() };
         text.field("cluster", &"x".repeat(250));
         text.field("route", &"some words ".repeat(40));
         text.field("wide", &"漢".repeat(120));
@@ -371,7 +519,12 @@ mod tests {
 
     #[test]
     fn files_are_shown_relative_to_the_folder() {
-        let mut text = Text { out: String::new(), base: Path::new("/home/ann/shop") };
+        let mut text = Text {
+            out: String::new(),
+            base: Path::new("/home/ann/shop"),
+            unit: "requests",
+            decisions: Vec::new(),
+        };
         text.source(Some(&Source {
             object: "Service shop/web".to_owned(),
             field: "spec.ports[0]".to_owned(),

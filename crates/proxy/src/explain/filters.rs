@@ -1,19 +1,29 @@
 //! Filters that a connection and a request pass: policies with their verdicts, and other filters with their effect.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc, time::SystemTime};
 
+use serde_json::{Map, Value};
+use skysail_http::head::RequestHead;
 use skysail_policy::{
     config::{
-        FilterChain, HttpManager,
-        http::FilterKind,
+        FilterChain, HttpManager, RouteTable,
+        http::{Filter, FilterKind},
+        listener::Direction,
+        mutation::HeaderMutation,
         policy::{Policy, Rule, RuleAction, Rules},
-        route::{Abort, Fault, Route, Setting},
+        route::{Abort, Fault, Route, Setting, VirtualHost},
     },
-    matching,
+    matching, mutation,
     rbac::{self, Subject, Tally, Verdict},
+    record::Record,
 };
 
-use super::report::{Explanation, FilterReport, Outcome, PolicyReport};
+use super::{
+    ProxyConfiguration, limits,
+    report::{Explanation, FilterReport, Outcome, PolicyReport},
+    tokens,
+};
+use crate::request::mutation::lists as mutation_lists;
 
 /// Whole of a share, in millionths.
 const ALL: u32 = 1_000_000;
@@ -27,67 +37,123 @@ pub(super) fn network(chain: &FilterChain, subject: &Subject<'_>, explained: &mu
     admitted
 }
 
-/// Evaluates the HTTP filters. Returns whether the request reaches the router.
-pub(super) fn http(
-    manager: &HttpManager,
-    route: Option<&Route>,
-    subject: &Subject<'_>,
-    explained: &mut Explanation,
-) -> bool {
-    for filter in &manager.filters {
-        let setting = route.and_then(|route| route.setting(&filter.name));
-        if matches!(setting, Some(Setting::Off)) || (filter.disabled && setting.is_none()) {
-            continue;
-        }
+/// A request on its way through the HTTP filters.
+pub(super) struct Passage<'a> {
+    pub(super) configuration: &'a ProxyConfiguration,
+    pub(super) manager: &'a HttpManager,
+    pub(super) table: &'a RouteTable,
+    /// Properties of the connection; the head and the metadata are those below.
+    pub(super) subject: Subject<'a>,
+    /// Head, as the filters so far have changed it.
+    pub(super) head: RequestHead,
+    /// Dynamic metadata, by filter name.
+    pub(super) metadata: Map<String, Value>,
+    /// Virtual host and route.
+    pub(super) found: Option<(&'a VirtualHost, &'a Route)>,
+}
+
+impl<'a> Passage<'a> {
+    /// Evaluates the HTTP filters. Returns whether the request reaches the router.
+    pub(super) fn filter(&mut self, explained: &mut Explanation) -> bool {
+        let manager = self.manager;
+        manager.filters.iter().all(|filter| {
+            let setting = self.found.and_then(|(_, route)| route.setting(&filter.name));
+            let is_off = matches!(setting, Some(Setting::Off)) || (filter.disabled && setting.is_none());
+            is_off || self.step(filter, setting, explained)
+        })
+    }
+
+    /// Evaluates a filter. Returns whether the request passes it.
+    fn step(&mut self, filter: &Filter, setting: Option<&'a Setting>, explained: &mut Explanation) -> bool {
         let name = &*filter.name;
         let text = match (&filter.kind, setting) {
             (_, Some(Setting::Rbac(policy))) | (FilterKind::Rbac(policy), _) => {
-                if !check(name, policy, subject, explained) {
+                let admitted = check(name, policy, &self.subject(), explained);
+                if !admitted {
                     explained.outcome = Outcome::Responded(403, "a policy denies the request".to_owned());
-                    return false;
                 }
-                continue;
+                return admitted;
             }
             (FilterKind::Fault(_), Some(Setting::Fault(fault))) | (FilterKind::Fault(fault), None) => {
-                if let Some(status) = certain_abort(fault, subject) {
+                if let Some(status) = certain_abort(fault, &self.head) {
                     explained.filters.push(effect(name, "aborts every request"));
                     explained.outcome = Outcome::Responded(status, "fault injection".to_owned());
                     return false;
                 }
-                fault_words(fault, subject)
+                fault_words(fault, &self.head)
             }
             (FilterKind::Cors, Some(Setting::Cors(_))) => {
                 Some("answers preflights and sets the CORS headers of responses".to_owned())
             }
-            (FilterKind::RateLimit(_), Some(Setting::RateLimit(_))) => {
-                Some("limits the rate: requests above it get 429".to_owned())
+            (FilterKind::RateLimit(_), Some(Setting::RateLimit(limit)))
+            | (FilterKind::RateLimit(limit), _) => {
+                explained.filters.extend(limits::local(self, name, limit));
+                return true;
             }
-            (FilterKind::RateLimit(limit), None) if limit.enabled > 0 => {
-                Some("limits the rate: requests above it get 429".to_owned())
+            (FilterKind::GlobalRateLimit(limit), setting) => {
+                explained.filters.extend(limits::global(self, name, limit, setting));
+                return true;
             }
-            (FilterKind::GlobalRateLimit(_), _) => Some("asks a rate limit service".to_owned()),
             (FilterKind::ExternalAuthorization(_), _) => {
                 Some("asks an authorizer, which may refuse the request".to_owned())
             }
-            (FilterKind::Jwt(_), _) => jwt_words(subject),
-            (FilterKind::HeaderMutation(_), _) => Some("changes headers".to_owned()),
+            (FilterKind::Jwt(jwt), setting) => return tokens::verify(self, name, jwt, setting, explained),
+            (FilterKind::HeaderMutation(config), setting) => {
+                self.mutate(config, setting);
+                // These write attributes of requests for rate limits.
+                (!name.starts_with("skysail.")).then(|| "changes headers".to_owned())
+            }
             (FilterKind::Lua(_), _) => {
                 Some("runs a script, which may change the request or respond".to_owned())
             }
             _ => None,
         };
         explained.filters.extend(text.map(|text| effect(name, &text)));
+        true
     }
-    true
+
+    /// Selects the route again, by the metadata of verified tokens.
+    pub(super) fn route_again(&mut self, explained: &mut Explanation) {
+        self.found = self.configuration.route(self.table, &self.head, Some(&self.metadata), explained);
+    }
+
+    /// Returns the subject of policies.
+    fn subject(&self) -> Subject<'_> {
+        Subject { head: Some(&self.head), metadata: Some(&self.metadata), ..self.subject }
+    }
+
+    /// Returns the record of the request so far, from which formats take values.
+    pub(super) fn record(&self) -> Record<'_> {
+        let subject = &self.subject;
+        Record {
+            attempts: 1,
+            downstream: Some(subject.peer),
+            downstream_local: Some(subject.destination),
+            downstream_remote: Some(SocketAddr::new(subject.remote, subject.source.port())),
+            downstream_direct: Some(subject.source),
+            server_name: subject.server_name,
+            metadata: Some(&self.metadata),
+            route_name: self.found.map_or("", |(_, route)| &route.name),
+            ..Record::new(Direction::Unspecified, SystemTime::now())
+        }
+    }
+
+    fn mutate(&mut self, config: &HeaderMutation, setting: Option<&Setting>) {
+        let mut head = std::mem::take(&mut self.head);
+        for list in mutation_lists(config, setting) {
+            mutation::apply_request(list, &mut head, &self.record());
+        }
+        self.head = head;
+    }
 }
 
-fn effect(name: &str, text: &str) -> FilterReport {
-    FilterReport { name: name.to_owned(), effect: text.to_owned(), policy: None }
+/// Returns the report of a filter with an effect in words.
+pub(super) fn effect(name: &str, text: &str) -> FilterReport {
+    FilterReport { name: name.to_owned(), effect: text.to_owned(), ..FilterReport::default() }
 }
 
 /// Returns the status with which a fault aborts every such request.
-fn certain_abort(fault: &Fault, subject: &Subject<'_>) -> Option<u16> {
-    let head = subject.head?;
+fn certain_abort(fault: &Fault, head: &RequestHead) -> Option<u16> {
     match &fault.abort {
         Some((ALL.., Abort::Http(status))) if matching::headers(&fault.headers, head) => Some(*status),
         Some((ALL.., Abort::Grpc(_))) if matching::headers(&fault.headers, head) => Some(200),
@@ -95,8 +161,8 @@ fn certain_abort(fault: &Fault, subject: &Subject<'_>) -> Option<u16> {
     }
 }
 
-fn fault_words(fault: &Fault, subject: &Subject<'_>) -> Option<String> {
-    if !matching::headers(&fault.headers, subject.head?) {
+fn fault_words(fault: &Fault, head: &RequestHead) -> Option<String> {
+    if !matching::headers(&fault.headers, head) {
         return None;
     }
     let percent = |share: u32| f64::from(share) / 10_000.0;
@@ -114,16 +180,6 @@ fn fault_words(fault: &Fault, subject: &Subject<'_>) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
-fn jwt_words(subject: &Subject<'_>) -> Option<String> {
-    let has_token = subject.head.is_some_and(|head| head.has("authorization"));
-    Some(match has_token {
-        true => {
-            "verifies the token; not verified here: policies below see a request without a token".to_owned()
-        }
-        false => "the request has no token in `authorization`".to_owned(),
-    })
-}
-
 /// Returns the rules before the one that matches, with the reasons why they do not.
 fn unmatched(rules: &Rules, subject: &Subject<'_>) -> Vec<(String, String)> {
     let reason = |rule: &Rule| Some((rule.name.to_string(), rbac::mismatch(rule, rules.action, subject)?));
@@ -136,7 +192,6 @@ fn check(name: &str, policy: &Arc<Policy>, subject: &Subject<'_>, explained: &mu
     let admitted = verdict == Verdict::Allow;
     let report = |rules: &Rules, is_enforced: bool, allowed: bool| FilterReport {
         name: name.to_owned(),
-        effect: String::new(),
         policy: Some(PolicyReport {
             action: match rules.action {
                 RuleAction::Allow => "ALLOW",
@@ -149,6 +204,7 @@ fn check(name: &str, policy: &Arc<Policy>, subject: &Subject<'_>, explained: &mu
             rules: rules.rules.iter().map(|rule| rule.name.to_string()).collect(),
             unmatched: unmatched(rules, subject),
         }),
+        ..FilterReport::default()
     };
     if let Some(rules) = &policy.shadow {
         let is_match = rbac::matched(rules, subject).is_some();

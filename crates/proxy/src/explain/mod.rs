@@ -3,19 +3,25 @@
 //! It runs the translation and the request path's decisions on encoded resources. The explanation is therefore what a
 //! proxy with these resources does. Nothing is sent, and no connection is opened.
 
+mod certificate;
+mod chains;
 mod dump;
 mod filters;
+mod limits;
 mod origins;
 mod report;
 mod target;
+mod tokens;
 
-use std::{net::SocketAddr, rc::Rc, sync::Arc};
+use std::{collections::BTreeSet, net::SocketAddr, rc::Rc, sync::Arc};
 
 use bytes::Bytes;
-use skysail_http::{head::RequestHead, map::Map};
+use serde_json::{Map, Value};
+use skysail_http::head::RequestHead;
+use skysail_http::map::Map as FastMap;
 use skysail_policy::{
     config::{
-        Cluster, HttpManager, Listeners, RouteTable, Snapshot,
+        Cluster, FilterChain, HttpManager, Listener, Listeners, RouteTable, Snapshot,
         cluster::Discovery,
         http::Routes,
         listener::{TcpProxy, Terminal, Transport},
@@ -29,17 +35,20 @@ use skysail_policy::{
 };
 use skysail_xds::{Kind, envoy::pb::envoy::config::core::v3::Node};
 
+pub use self::certificate::CallerCertificate;
 pub use self::dump::HeldResources;
 pub use self::report::{
-    ClusterReport, EndpointReport, Explanation, FilterReport, Outcome, PolicyReport, RetryReport,
-    RouteReport, Target, TlsReport,
+    BucketReport, ChainReport, ClusterReport, EndpointReport, Explanation, FilterReport, LimitReport,
+    Outcome, PolicyReport, RetryReport, RouteReport, Target, TlsReport, TokenReport,
 };
-use self::{origins::Origins, target::EndpointProtocol};
+use self::{filters::Passage, origins::Origins, target::EndpointProtocol};
 use crate::{
     translate::{TlsContexts, Translator},
     worker::{filter_chain_match, inspect::Findings},
 };
 
+/// Maximum number of domains in a reason.
+const MAX_DOMAINS: usize = 6;
 /// Status of a response if a cluster has no healthy endpoint.
 const UNAVAILABLE: u16 = 503;
 
@@ -72,8 +81,8 @@ pub struct ClientHello<'a> {
     pub server_name: &'a str,
     /// ALPN protocols.
     pub alpn: &'a [String],
-    /// SPIFFE id of the client's certificate.
-    pub principal: Option<&'a str>,
+    /// Certificate of the client, which is taken as valid.
+    pub certificate: Option<&'a CallerCertificate>,
 }
 
 /// The configuration of one proxy.
@@ -83,6 +92,8 @@ pub struct ProxyConfiguration {
     origins: Origins,
     /// Resources that a `skysail-proxy` refuses: name and reason.
     refused: Vec<(String, String)>,
+    /// Rules of tokens whose signatures are taken as valid.
+    assumed: Vec<usize>,
 }
 
 impl ProxyConfiguration {
@@ -91,8 +102,8 @@ impl ProxyConfiguration {
         let (tls, node) = (TlsContexts::default(), Node::default());
         let translator = Translator { tls: &tls, node: &node, strict: false };
         let mut loaded = Self::default();
-        let (mut listeners, mut routes) = (Listeners::default(), Map::default());
-        let mut clusters: Map<Arc<str>, Arc<Cluster>> = Map::default();
+        let (mut listeners, mut routes) = (Listeners::default(), FastMap::default());
+        let mut clusters: FastMap<Arc<str>, Arc<Cluster>> = FastMap::default();
         let of = |kind: Kind| resources.iter().filter(move |resource| resource.kind == kind);
         for EncodedResource { name, body, .. } in of(Kind::Cluster) {
             match translator.cluster(body) {
@@ -146,10 +157,16 @@ impl ProxyConfiguration {
         &self.refused
     }
 
+    /// Takes the signatures of tokens by these rules as valid, because their keys are not known here. Rules are numbered
+    /// as in the filter of the workload.
+    pub fn assume_signatures(&mut self, rules: Vec<usize>) {
+        self.assumed = rules;
+    }
+
     /// Returns the name of the listener with this address or wildcard port; for proxies whose listeners have sockets.
     pub fn listener_at(&self, address: SocketAddr) -> Option<String> {
         let by_address = &self.snapshot.listeners.by_address;
-        let any = |listener: &&Arc<skysail_policy::config::Listener>| {
+        let any = |listener: &&Arc<Listener>| {
             listener
                 .addresses
                 .iter()
@@ -157,6 +174,12 @@ impl ProxyConfiguration {
         };
         let found = by_address.get(&address).or_else(|| by_address.values().find(any));
         found.map(|listener| listener.name.to_string())
+    }
+
+    /// Returns the ports of the listeners that have sockets.
+    pub fn ports(&self) -> BTreeSet<u16> {
+        let bound = self.snapshot.listeners.by_name.values().filter(|listener| listener.bind);
+        bound.flat_map(|listener| listener.addresses.iter().map(SocketAddr::port)).collect()
     }
 
     /// Explains a request on a connection that the listener `entry` accepts, such as `virtualOutbound`. A connection
@@ -180,17 +203,14 @@ impl ProxyConfiguration {
             source: connection.source,
             findings: &findings,
         };
+        explained.unmatched_chains = chains::unmatched(&listener, &facts);
         let Some(chain) = filter_chain_match::select(&listener, &facts) else {
             explained.outcome = Outcome::Refused("no filter chain matches the connection".to_owned());
             return explained;
         };
-        explained.filter_chain = chain.name.to_string();
-        explained.filter_chain_origin =
-            self.origins.chain(&listener.name, &chain.name).map(ToOwned::to_owned);
-        explained.terminates_tls = chain.tls.is_some();
+        self.chain(&listener, chain, &mut explained);
         let is_tls = connection.tls.is_some();
-        if explained.terminates_tls && !is_tls {
-            let reason = "the filter chain expects TLS, and the client sends plain text";
+        if let Some(reason) = refused_handshake(connection, &explained) {
             explained.outcome = Outcome::Refused(reason.to_owned());
             return explained;
         }
@@ -225,8 +245,21 @@ impl ProxyConfiguration {
         explained
     }
 
+    /// Describes the filter chain of a connection.
+    fn chain(&self, listener: &Listener, chain: &Arc<FilterChain>, explained: &mut Explanation) {
+        let position = listener.chains.iter().position(|other| Arc::ptr_eq(other, chain));
+        let origin = self.origins.chain(&listener.name, position.unwrap_or(listener.chains.len()));
+        explained.has_filter_chain = true;
+        explained.filter_chain = chain.name.to_string();
+        explained.server_names = chains::server_names(chain);
+        explained.filter_chain_origin = origin.config;
+        explained.terminates_tls = chain.tls.is_some();
+        explained.requires_certificate = origin.requires_certificate;
+    }
+
     fn tcp(&self, proxy: &TcpProxy, destination: SocketAddr, explained: &mut Explanation) {
         explained.protocol = "tcp";
+        explained.timeout = proxy.max_duration.map(|duration| duration.as_secs_f64());
         explained.idle_timeout = proxy.idle_timeout.map(|timeout| timeout.as_secs_f64());
         let mut add = |name: &str, share: f64| {
             let target = self.target(name, share, destination, EndpointProtocol::Bytes, 0);
@@ -272,9 +305,18 @@ impl ProxyConfiguration {
             },
         };
         explained.route_table = table.name.to_string();
-        let found = self.route(&table, &head, explained);
-        let subject = Subject { head: Some(&head), remote, ..*subject };
-        let admitted = filters::http(manager, found.map(|(_, route)| route), &subject, explained);
+        let found = self.route(&table, &head, None, explained);
+        let mut passage = Passage {
+            configuration: self,
+            manager,
+            table: &table,
+            subject: Subject { remote, ..*subject },
+            head,
+            metadata: Map::new(),
+            found,
+        };
+        let admitted = passage.filter(explained);
+        let Passage { head, found, .. } = passage;
         let Some((host, route)) = found.filter(|_| admitted) else { return };
         let connection = (subject.destination, manager.istio_alpn);
         self.act((&table, host, route), &head, connection, explained);
@@ -288,10 +330,13 @@ impl ProxyConfiguration {
         &self,
         table: &'a RouteTable,
         head: &RequestHead,
+        metadata: Option<&Map<String, Value>>,
         explained: &mut Explanation,
     ) -> Option<(&'a VirtualHost, &'a Route)> {
+        explained.routes.clear();
+        explained.outcome = Outcome::Forwarded;
         let Some((host, exact)) = route::virtual_host(table, head.authority()) else {
-            let reason = format!("no virtual host has the domain {}", head.authority());
+            let reason = format!("no virtual host has the domain {}{}", head.authority(), others(table));
             explained.outcome = Outcome::Responded(404, reason);
             return None;
         };
@@ -302,7 +347,7 @@ impl ProxyConfiguration {
             return None;
         }
         for (index, route) in host.routes.iter().enumerate() {
-            let mismatch = route::mismatch(&route.matches, head, None);
+            let mismatch = route::mismatch(&route.matches, head, metadata);
             let matched = mismatch.is_none();
             explained.routes.push(RouteReport {
                 index,
@@ -316,8 +361,11 @@ impl ProxyConfiguration {
                 return Some((host, route));
             }
         }
-        explained.outcome =
-            Outcome::Responded(404, "no route of the virtual host matches the request".to_owned());
+        let reason = match host.routes.is_empty() {
+            true => "the virtual host has no routes",
+            false => "no route of the virtual host matches the request",
+        };
+        explained.outcome = Outcome::Responded(404, reason.to_owned());
         None
     }
 
@@ -417,6 +465,32 @@ impl ProxyConfiguration {
     }
 }
 
+/// Returns the domains of a route table as the end of a sentence.
+fn others(table: &RouteTable) -> String {
+    let wildcards = table.suffixes.iter().map(|(end, _)| format!("*{end}"));
+    let domains: BTreeSet<String> = table.exact.keys().map(ToString::to_string).chain(wildcards).collect();
+    let more = domains.len().saturating_sub(MAX_DOMAINS);
+    let shown = domains.into_iter().take(MAX_DOMAINS).collect::<Vec<_>>().join(", ");
+    match (shown.is_empty(), more) {
+        (true, _) => String::new(),
+        (false, 0) => format!("; there is {shown}"),
+        (false, more) => format!("; there is {shown} and {more} more"),
+    }
+}
+
+/// Returns why the handshake of TLS fails; `None` if it does not.
+fn refused_handshake(connection: &Connection<'_>, explained: &Explanation) -> Option<&'static str> {
+    match &connection.tls {
+        None if explained.terminates_tls => {
+            Some("the filter chain expects TLS, and the client sends plain text")
+        }
+        Some(hello) if explained.requires_certificate && hello.certificate.is_none() => {
+            Some("the filter chain requires a certificate of the client, which has none")
+        }
+        _ => None,
+    }
+}
+
 /// Returns what the listener filters find in the first bytes of a connection.
 fn findings(connection: &Connection<'_>, head: Option<&RequestHead>) -> Findings {
     let mut findings = Findings::default();
@@ -435,9 +509,7 @@ fn findings(connection: &Connection<'_>, head: Option<&RequestHead>) -> Findings
 
 fn peer(connection: &Connection<'_>) -> Peer {
     let Some(hello) = &connection.tls else { return Peer::plain() };
-    let certificate = hello.principal.map(|principal| {
-        let names = skysail_identity::Peer { uris: vec![principal.to_owned()], ..Default::default() };
-        Rc::new(Certificate::new(&[], names))
-    });
+    let certificate =
+        hello.certificate.map(|certificate| Rc::new(Certificate::new(&[], certificate.names().clone())));
     Peer::secured(certificate, None)
 }

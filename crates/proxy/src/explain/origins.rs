@@ -3,25 +3,39 @@
 
 use std::collections::HashMap;
 
-use skysail_proto::Codec as _;
+use prost::Name;
+use skysail_proto::Codec;
 use skysail_xds::envoy::pb::{
     envoy::config::{
         cluster::v3::Cluster,
-        core::v3::Metadata,
-        listener::v3::Listener,
+        core::v3::{Metadata, TransportSocket, transport_socket},
+        listener::v3::{FilterChain, Listener},
         route::v3::{RouteConfiguration, VirtualHost},
     },
+    envoy::extensions::transport_sockets::tls::v3::{DownstreamTlsContext, UpstreamTlsContext},
     google::protobuf::{Value, value::Kind},
 };
+
+/// Name of the secret with the certificate of the workload.
+const WORKLOAD_SECRET: &str = "default";
 
 /// Paths of objects, such as `/apis/networking.istio.io/v1/namespaces/default/virtual-service/reviews`.
 #[derive(Debug, Default)]
 pub(super) struct Origins {
     /// By route table, virtual host and index of the route.
     routes: HashMap<(String, String, usize), String>,
-    /// By listener and filter chain.
-    chains: HashMap<(String, String), String>,
+    /// By listener and position of the filter chain; the default chain is the last.
+    chains: HashMap<(String, usize), ChainOrigin>,
     clusters: HashMap<String, ClusterOrigin>,
+}
+
+/// Object of a filter chain, and what its TLS requires.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ChainOrigin {
+    /// Path of the VirtualService.
+    pub(super) config: Option<String>,
+    /// Clients must present a certificate.
+    pub(super) requires_certificate: bool,
 }
 
 /// Objects of a cluster.
@@ -33,6 +47,20 @@ pub(super) struct ClusterOrigin {
     pub(super) services: Vec<String>,
     /// Subset; empty for none.
     pub(super) subset: String,
+    /// Certificate that the proxy presents to endpoints without a TLS socket of their own.
+    pub(super) presents: Presented,
+}
+
+/// Certificate that a proxy presents as a client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Presented {
+    /// None.
+    #[default]
+    Nothing,
+    /// That of its workload (`ISTIO_MUTUAL`).
+    Workload,
+    /// Another one, whose names are not known here.
+    Other,
 }
 
 impl Origins {
@@ -41,16 +69,18 @@ impl Origins {
         let metadata = cluster.metadata.as_ref();
         let services = field(metadata, "services").map(service_names).unwrap_or_default();
         let subset = text(metadata, "subset").unwrap_or_default();
-        let origin = ClusterOrigin { config: text(metadata, "config"), services, subset };
+        let presents = presented(cluster.transport_socket.as_ref());
+        let origin = ClusterOrigin { config: text(metadata, "config"), services, subset, presents };
         self.clusters.insert(name.to_owned(), origin);
     }
 
     pub(super) fn add_listener(&mut self, name: &str, body: &[u8]) {
         let Ok(listener) = Listener::from_slice(body) else { return };
-        for chain in listener.filter_chains.iter().chain(&listener.default_filter_chain) {
-            if let Some(path) = text(chain.metadata.as_ref(), "config") {
-                self.chains.insert((name.to_owned(), chain.name.clone()), path);
-            }
+        for (index, chain) in listener.filter_chains.iter().chain(&listener.default_filter_chain).enumerate()
+        {
+            let config = text(chain.metadata.as_ref(), "config");
+            let origin = ChainOrigin { config, requires_certificate: requires_certificate(chain) };
+            self.chains.insert((name.to_owned(), index), origin);
         }
     }
 
@@ -71,13 +101,39 @@ impl Origins {
         self.routes.get(&(table.to_owned(), host.to_owned(), index)).map(String::as_str)
     }
 
-    pub(super) fn chain(&self, listener: &str, chain: &str) -> Option<&str> {
-        self.chains.get(&(listener.to_owned(), chain.to_owned())).map(String::as_str)
+    pub(super) fn chain(&self, listener: &str, index: usize) -> ChainOrigin {
+        self.chains.get(&(listener.to_owned(), index)).cloned().unwrap_or_default()
     }
 
     pub(super) fn cluster(&self, name: &str) -> Option<&ClusterOrigin> {
         self.clusters.get(name)
     }
+}
+
+/// Returns the message in a transport socket, if it has this type.
+fn socket_config<M: Codec + Name>(socket: Option<&TransportSocket>) -> Option<M> {
+    let config = socket.and_then(|socket| socket.config_type.as_ref());
+    let Some(transport_socket::ConfigType::TypedConfig(any)) = config else { return None };
+    let is_it = any.type_url.rsplit('/').next() == Some(M::full_name().as_str());
+    is_it.then(|| M::from_slice(&any.value).ok()).flatten()
+}
+
+fn presented(socket: Option<&TransportSocket>) -> Presented {
+    let context: Option<UpstreamTlsContext> = socket_config(socket);
+    let Some(common) = context.and_then(|context| context.common_tls_context) else {
+        return Presented::Nothing;
+    };
+    let secrets = &common.tls_certificate_sds_secret_configs;
+    if secrets.iter().any(|secret| secret.name == WORKLOAD_SECRET) {
+        return Presented::Workload;
+    }
+    let has_any = !secrets.is_empty() || !common.tls_certificates.is_empty();
+    if has_any { Presented::Other } else { Presented::Nothing }
+}
+
+fn requires_certificate(chain: &FilterChain) -> bool {
+    let context: Option<DownstreamTlsContext> = socket_config(chain.transport_socket.as_ref());
+    context.and_then(|context| context.require_client_certificate).is_some_and(|required| required.value)
 }
 
 fn field<'a>(metadata: Option<&'a Metadata>, name: &str) -> Option<&'a Value> {

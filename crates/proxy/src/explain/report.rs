@@ -8,14 +8,22 @@ use skysail_http::head::RequestHead;
 pub struct Explanation {
     /// Listener.
     pub listener: String,
-    /// Filter chain.
+    /// A filter chain takes the connection.
+    pub has_filter_chain: bool,
+    /// Name of the filter chain; empty for none.
     pub filter_chain: String,
     /// Path of the object that caused the filter chain, from its metadata.
     pub filter_chain_origin: Option<String>,
+    /// Server names that the filter chain matches; empty for all connections.
+    pub server_names: Vec<String>,
+    /// Other filter chains for the port.
+    pub unmatched_chains: Vec<ChainReport>,
     /// `http` or `tcp`; empty if the connection is refused before.
     pub protocol: &'static str,
     /// The proxy terminates TLS.
     pub terminates_tls: bool,
+    /// The proxy requires a certificate of the client.
+    pub requires_certificate: bool,
     /// Route table; empty for TCP.
     pub route_table: String,
     /// Virtual host.
@@ -53,6 +61,17 @@ pub enum Outcome {
     Refused(String),
 }
 
+/// A filter chain that a connection does not get.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ChainReport {
+    /// Name; empty for none.
+    pub name: String,
+    /// Server names that it matches; empty for all connections.
+    pub server_names: Vec<String>,
+    /// Criterion that the connection does not meet.
+    pub mismatch: String,
+}
+
 /// A route and whether the request matches it.
 #[derive(Clone, Debug, Serialize)]
 pub struct RouteReport {
@@ -69,7 +88,7 @@ pub struct RouteReport {
 }
 
 /// A filter that the request passes.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct FilterReport {
     /// Name.
     pub name: String,
@@ -77,6 +96,63 @@ pub struct FilterReport {
     pub effect: String,
     /// Policy of an RBAC filter.
     pub policy: Option<PolicyReport>,
+    /// Tokens of the request, with the verdicts of the rules of their issuers.
+    pub tokens: Vec<TokenReport>,
+    /// Rate limit.
+    pub limit: Option<LimitReport>,
+}
+
+/// Verdict of an issuer's rule about a token.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TokenReport {
+    /// Position of the rule among those of the filter.
+    pub rule: usize,
+    /// Place of the token in the request.
+    pub place: String,
+    /// Issuer of the rule.
+    pub issuer: String,
+    /// Principal of the token, `ISSUER/SUBJECT`.
+    pub principal: String,
+    /// Reason for the refusal; `None` if the rule accepts the token.
+    pub refused: Option<String>,
+    /// The signature is taken as valid, because the keys are not known.
+    pub is_assumed: bool,
+    /// Further claims, verified or not.
+    pub claims: Vec<(String, serde_json::Value)>,
+}
+
+/// Rate limit and the descriptors of a request.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LimitReport {
+    /// Cluster and domain of the service that decides; empty for a limit in the proxy.
+    pub service: String,
+    /// Each connection has buckets of its own.
+    pub per_connection: bool,
+    /// Buckets from which the request takes a token; empty if the limit does not apply.
+    pub buckets: Vec<BucketReport>,
+    /// Descriptors of the request.
+    pub descriptors: Vec<String>,
+    /// Reasons why there is no descriptor.
+    pub unmet: Vec<String>,
+    /// Status of the response to requests above the limit.
+    pub status: u16,
+    /// Share of the requests above the limit that are refused, from 0 to 1. The others are only counted.
+    pub enforced: f64,
+}
+
+/// Token bucket.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BucketReport {
+    /// Descriptor whose requests share it; empty for all requests.
+    pub descriptor: String,
+    /// Maximum number of requests at once.
+    pub at_once: u32,
+    /// Number of requests in `seconds`.
+    pub requests: u32,
+    /// Time in seconds.
+    pub seconds: f64,
+    /// Requests above the limit are only counted.
+    pub is_shadow: bool,
 }
 
 /// Verdict of one RBAC filter.
@@ -176,8 +252,10 @@ pub struct TlsReport {
     pub server_name: String,
     /// ALPN protocols.
     pub alpn: Vec<String>,
-    /// TLS socket of the mesh (`tlsMode-istio`): the client presents the certificate of its workload.
+    /// The client presents the certificate of its workload.
     pub is_mesh: bool,
+    /// The client presents another certificate.
+    pub has_certificate: bool,
 }
 
 impl Explanation {

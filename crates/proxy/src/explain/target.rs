@@ -9,6 +9,7 @@ use skysail_policy::{
         cluster::{Balancer, Discovery, Endpoint, Health, UpstreamProtocol},
         listener::Direction,
         route::{Forward, HeaderOp, HostRewrite, RetryOn, RetryPolicy, Target as Weighted},
+        tls::ClientTls,
     },
     headers,
     record::Record,
@@ -16,7 +17,7 @@ use skysail_policy::{
 };
 
 use super::{
-    origins::{ClusterOrigin, Origins},
+    origins::{ClusterOrigin, Origins, Presented},
     report::{ClusterReport, EndpointReport, RetryReport, TlsReport},
 };
 use crate::{
@@ -100,6 +101,7 @@ pub(super) fn describe(
     origins: &Origins,
 ) -> ClusterReport {
     let current: Arc<Endpoints> = cluster.endpoints.load_full();
+    let origin = origins.cluster(&cluster.name).cloned().unwrap_or_default();
     let healthy = |endpoints: &Vec<Arc<Endpoint>>| endpoints.iter().any(|endpoint| is_healthy(endpoint));
     let used = current.priorities.iter().position(healthy);
     let mut endpoints: Vec<EndpointReport> = Vec::new();
@@ -111,7 +113,7 @@ pub(super) fn describe(
             weight: endpoint.weight,
             is_healthy: is_healthy(endpoint),
             is_candidate: used == Some(priority) && is_healthy(endpoint),
-            tls: tls(cluster, endpoint, sends),
+            tls: tls(cluster, endpoint, sends, origin.presents),
         }));
     }
     let dialled = match cluster.discovery {
@@ -127,7 +129,7 @@ pub(super) fn describe(
         weight: 1,
         is_healthy: true,
         is_candidate: true,
-        tls: tls_report(cluster, cluster.tls.as_deref(), false, sends),
+        tls: tls_report(cluster, cluster.tls.as_deref(), origin.presents, sends),
     }));
     let resolves = match &cluster.discovery {
         Discovery::Dns { names, .. } => {
@@ -136,8 +138,7 @@ pub(super) fn describe(
         Discovery::Dynamic(_) => vec!["the host of the request".to_owned()],
         _ => Vec::new(),
     };
-    let origin = origins.cluster(&cluster.name).cloned().unwrap_or_default();
-    let ClusterOrigin { config, services, subset } = origin;
+    let ClusterOrigin { config, services, subset, .. } = origin;
     ClusterReport {
         origin: config,
         services,
@@ -160,18 +161,28 @@ fn locality(endpoints: &Endpoints, endpoint: &Endpoint) -> String {
     parts.collect::<Vec<_>>().join("/")
 }
 
-fn tls(cluster: &Cluster, endpoint: &Endpoint, sends: EndpointProtocol<'_>) -> Option<TlsReport> {
+fn tls(
+    cluster: &Cluster,
+    endpoint: &Endpoint,
+    sends: EndpointProtocol<'_>,
+    presents: Presented,
+) -> Option<TlsReport> {
     let settings = endpoint.tls.as_ref()?;
-    let is_mesh = cluster.transport_matches.iter().any(|found| {
-        &*found.name == MESH_TLS && found.tls.as_ref().is_some_and(|tls| Arc::ptr_eq(tls, settings))
-    });
-    tls_report(cluster, Some(settings), is_mesh, sends)
+    let is = |tls: Option<&Arc<ClientTls>>| tls.is_some_and(|tls| Arc::ptr_eq(tls, settings));
+    let is_mesh =
+        cluster.transport_matches.iter().any(|found| &*found.name == MESH_TLS && is(found.tls.as_ref()));
+    let presents = match is_mesh {
+        true => Presented::Workload,
+        false if is(cluster.tls.as_ref()) => presents,
+        false => Presented::Nothing,
+    };
+    tls_report(cluster, Some(settings), presents, sends)
 }
 
 fn tls_report(
     cluster: &Cluster,
-    settings: Option<&skysail_policy::config::tls::ClientTls>,
-    is_mesh: bool,
+    settings: Option<&ClientTls>,
+    presents: Presented,
     sends: EndpointProtocol<'_>,
 ) -> Option<TlsReport> {
     let settings = settings?;
@@ -200,7 +211,8 @@ fn tls_report(
         }
         _ => String::new(),
     };
-    Some(TlsReport { server_name, alpn, is_mesh })
+    let (is_mesh, has_certificate) = (presents == Presented::Workload, presents == Presented::Other);
+    Some(TlsReport { server_name, alpn, is_mesh, has_certificate })
 }
 
 fn balancer(balancer: &Balancer) -> &'static str {

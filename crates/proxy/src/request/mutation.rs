@@ -152,7 +152,7 @@ pub(crate) fn mutate_refusal(manager: &HttpManager, response: &mut ResponseHead)
 }
 
 /// Returns the mutations of a filter, then those of the route's levels in their order.
-fn lists<'a>(
+pub(crate) fn lists<'a>(
     config: &'a HeaderMutation,
     setting: Option<&'a Setting>,
 ) -> impl Iterator<Item = &'a HeaderMutations> {

@@ -43,20 +43,76 @@ pub(crate) fn listener(snapshot: &Snapshot, entry: &Arc<Listener>, destination: 
     target.unwrap_or_else(|| entry.clone())
 }
 
+/// A criterion of filter chain matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Criterion {
+    /// Destination port.
+    Port,
+    /// Destination address.
+    Destination,
+    /// Server name of TLS.
+    ServerName,
+    /// TLS or plain text.
+    Transport,
+    /// ALPN protocol, or HTTP version.
+    Protocol,
+    /// Source address.
+    Source,
+}
+
+/// Criteria in the order of their evaluation.
+const CRITERIA: [Criterion; 6] = [
+    Criterion::Port,
+    Criterion::Destination,
+    Criterion::ServerName,
+    Criterion::Transport,
+    Criterion::Protocol,
+    Criterion::Source,
+];
+
+impl Criterion {
+    /// Returns the rank of a match for a connection; `None` if it excludes the connection.
+    pub(crate) fn rank(self, m: &ChainMatch, facts: &Facts<'_>) -> Option<usize> {
+        match self {
+            Self::Port => {
+                let is_it = m.destination_port == Some(facts.destination.port());
+                ranked(m.destination_port.is_none(), is_it.then_some(1))
+            }
+            Self::Destination => longest(&m.destinations, facts.destination),
+            Self::ServerName => server_name(&m.server_names, facts.findings.server_name.as_deref()),
+            Self::Transport => {
+                let transport = facts.findings.transport.unwrap_or(Transport::RawBuffer);
+                ranked(m.transport.is_none(), (m.transport == Some(transport)).then_some(1))
+            }
+            Self::Protocol => ranked(m.application_protocols.is_empty(), protocol(m, facts.findings)),
+            Self::Source => longest(&m.sources, facts.source),
+        }
+    }
+}
+
 /// Returns the filter chain for a connection: the best match, or else the default chain.
 pub(crate) fn select<'a>(listener: &'a Listener, facts: &Facts<'_>) -> Option<&'a Arc<FilterChain>> {
     let mut left: Vec<&Arc<FilterChain>> = listener.chains.iter().collect();
-    let port = facts.destination.port();
-    narrow(&mut left, |m| {
-        ranked(m.destination_port.is_none(), (m.destination_port == Some(port)).then_some(1))
-    });
-    narrow(&mut left, |m| longest(&m.destinations, facts.destination));
-    narrow(&mut left, |m| server_name(&m.server_names, facts.findings.server_name.as_deref()));
-    let transport = facts.findings.transport.unwrap_or(Transport::RawBuffer);
-    narrow(&mut left, |m| ranked(m.transport.is_none(), (m.transport == Some(transport)).then_some(1)));
-    narrow(&mut left, |m| ranked(m.application_protocols.is_empty(), protocol(m, facts.findings)));
-    narrow(&mut left, |m| longest(&m.sources, facts.source));
+    for criterion in CRITERIA {
+        narrow(&mut left, |m| criterion.rank(m, facts));
+    }
     left.first().copied().or(listener.default_chain.as_ref())
+}
+
+/// Returns the filter chains that a connection does not get, each with the criterion that decides it. For explanations.
+pub(crate) fn excluded<'a>(
+    listener: &'a Listener,
+    facts: &Facts<'_>,
+) -> Vec<(&'a Arc<FilterChain>, Criterion)> {
+    let mut left: Vec<&Arc<FilterChain>> = listener.chains.iter().collect();
+    let mut found = Vec::new();
+    for criterion in CRITERIA {
+        let before = left.clone();
+        narrow(&mut left, |m| criterion.rank(m, facts));
+        let is_left = |chain: &Arc<FilterChain>| left.iter().any(|other| Arc::ptr_eq(other, chain));
+        found.extend(before.into_iter().filter(|chain| !is_left(chain)).map(|chain| (chain, criterion)));
+    }
+    found
 }
 
 /// Returns whether the filter chain of a connection to this destination may depend on its first bytes.
@@ -219,6 +275,20 @@ mod tests {
         assert_eq!(chosen(&listener, "10.0.0.1:80", &plain), "catch-tcp");
         let other_tls = findings(Transport::Tls, Some("x"), &["h2"]);
         assert_eq!(chosen(&listener, "10.0.0.1:9080", &other_tls), "none");
+        let facts = Facts {
+            destination: "10.0.0.1:9080".parse().unwrap(),
+            source: "10.9.9.9:1".parse().unwrap(),
+            findings: &other_tls,
+        };
+        let why: Vec<_> = excluded(&listener, &facts).into_iter().map(|(of, why)| (&*of.name, why)).collect();
+        let expected = [
+            ("blackhole", Criterion::Port),
+            ("catch-http", Criterion::Port),
+            ("catch-tcp", Criterion::Port),
+            ("plain", Criterion::Transport),
+            ("tls", Criterion::Protocol),
+        ];
+        assert_eq!(why, expected);
     }
 
     #[test]
