@@ -14,6 +14,7 @@ use crate::{
     head::Headers,
     http1::{BodyDecoder, Framing, HeadLimits, write},
     socket::Stream,
+    stage::{BodyPart, Stage, Staged, Through, TransferError},
     wire::Wire,
 };
 
@@ -47,19 +48,8 @@ pub struct Flow {
     trailers: Option<Headers>,
     /// The end has been passed to the receiver.
     ended: bool,
-    /// Conversion of the content.
-    through: Option<Box<Conversion>>,
-}
-
-/// Reason for the failure of a transfer.
-#[derive(Debug)]
-pub enum TransferError {
-    /// The sender closed early, or its connection failed.
-    Sender,
-    /// The sender violated the protocol.
-    Malformed,
-    /// The receiver's connection failed.
-    Receiver,
+    /// Conversions of the content, and stages.
+    through: Option<Box<Through>>,
 }
 
 impl Flow {
@@ -100,11 +90,29 @@ impl Flow {
 
     /// Adds a conversion of the content. The length of the result is not known.
     #[inline]
-    pub fn convert(&mut self, through: Conversion) {
+    pub fn convert(&mut self, conversion: Conversion) {
         if matches!(self.framing, Framing::Length(_)) {
             self.framing = Framing::Chunked;
         }
-        self.through = Some(Box::new(through));
+        self.through = Some(Box::new(match self.through.take() {
+            Some(first) => first.then(conversion),
+            None => Through::Conversion(conversion),
+        }));
+    }
+
+    /// Adds a stage that processes the content. Content that was kept is processed first; the receiver has not got any.
+    /// The length of the result is not known, unless the stage `keeps_length`.
+    pub fn stage(&mut self, stage: Box<dyn Stage>, keeps_length: bool) {
+        if matches!(self.framing, Framing::Length(_)) && !keeps_length {
+            self.framing = Framing::Chunked;
+        }
+        let kept = self.kept.as_mut().map(std::mem::take).unwrap_or_default();
+        let trailers = self.trailers.take().filter(|_| self.read);
+        let first = BodyPart { data: kept.into(), end: self.read, trailers };
+        let first = (first.end || !first.data.is_empty()).then_some(first);
+        let staged = Staged::new(stage, self.through.take(), first);
+        self.through = Some(Box::new(Through::Stage(staged)));
+        (self.read, self.given, self.waiting, self.ended) = (false, 0, Bytes::new(), false);
     }
 
     /// Returns whether the whole body has been read and passed to the receiver.
@@ -210,13 +218,25 @@ impl Flow {
             self.release(from);
             if !self.ended {
                 if self.waiting.is_empty() {
-                    self.waiting = ready!(self.poll_piece(cx, from))?;
+                    match self.poll_piece(cx, from)? {
+                        Poll::Ready(piece) => self.waiting = piece,
+                        Poll::Pending => return self.poll_head(cx, to),
+                    }
                 }
                 ready!(self.poll_give(cx, to))?;
                 continue;
             }
             ready!(to.poll_flush(cx)).map_err(|_| TransferError::Receiver)?;
             return Poll::Ready(Ok(()));
+        }
+    }
+
+    /// Writes the head before content of a stage, whose wait may be long. In other cases they are written together.
+    fn poll_head(&mut self, cx: &mut Context<'_>, to: &mut Wire) -> Poll<Result<(), TransferError>> {
+        let is_staged = matches!(self.through.as_deref(), Some(Through::Stage(_)));
+        match is_staged && matches!(to.poll_flush(cx), Poll::Ready(Err(_))) {
+            true => Poll::Ready(Err(TransferError::Receiver)),
+            false => Poll::Pending,
         }
     }
 
@@ -238,12 +258,27 @@ impl Flow {
         max: usize,
     ) -> Poll<Result<(), TransferError>> {
         self.keeps = usize::MAX;
-        while !self.read && self.bytes <= max as u64 {
+        while !self.read && self.bytes <= max as u64 && self.given <= max {
             self.given += ready!(self.poll_piece(cx, from))?.len();
             self.release(from);
         }
         self.keeps = KEPT;
         Poll::Ready(Ok(()))
+    }
+
+    /// Gives content to the last stage before its result is needed. Pending until the transfer fails.
+    pub fn poll_fill_stage(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &mut Wire,
+    ) -> Poll<Result<(), TransferError>> {
+        let Some(mut through) = self.through.take() else { return Poll::Pending };
+        let filled = match &mut *through {
+            Through::Stage(staged) => staged.poll_fill(cx, &mut |cx| self.poll_source(cx, from)),
+            Through::Conversion(_) => Poll::Pending,
+        };
+        self.through = Some(through);
+        filled
     }
 
     /// Discards input that has arrived; returns true if that reaches the end of the body. Not needed for HTTP/2, where
@@ -330,38 +365,9 @@ impl Flow {
             return Poll::Ready(Ok(Bytes::copy_from_slice(&kept[self.given..])));
         }
         while !self.read {
-            let piece = match from {
-                Wire::Http1(from) => {
-                    let bytes = from.input.bytes();
-                    let piece =
-                        self.decoder.next(bytes, &self.limits).map_err(|_| TransferError::Malformed)?;
-                    let data = Bytes::copy_from_slice(&bytes[piece.skip..piece.skip + piece.data]);
-                    from.input.consume(piece.skip + piece.data);
-                    if self.decoder.is_done() {
-                        self.note_end()?;
-                    } else if data.is_empty() {
-                        ready!(self.poll_fill(cx, from))?;
-                    }
-                    data
-                }
-                Wire::Http2(from) => {
-                    let piece = ready!(from.poll_piece(cx)).map_err(|_| TransferError::Sender)?;
-                    if piece.is_none() {
-                        self.trailers = from.trailers();
-                    }
-                    // A known end is sent with the content, which saves a frame.
-                    self.read = piece.is_none() || from.is_end();
-                    let data = piece.unwrap_or_default();
-                    self.owed += data.len();
-                    data
-                }
-            };
-            self.bytes += piece.len() as u64;
-            let piece = match &mut self.through {
-                Some(through) => through
-                    .piece(piece, self.read, &mut self.trailers)
-                    .map_err(|_| TransferError::Malformed)?,
-                None => piece,
+            let piece = match self.through {
+                None => ready!(self.poll_received(cx, from))?,
+                Some(_) => ready!(self.poll_converted(cx, from))?,
             };
             keep(&mut self.kept, &mut self.is_discarded, &piece, self.keeps);
             if !piece.is_empty() {
@@ -369,6 +375,66 @@ impl Flow {
             }
         }
         Poll::Ready(Ok(Bytes::new()))
+    }
+
+    /// Returns the next piece of the sender; may be empty before the end.
+    #[inline]
+    fn poll_received(&mut self, cx: &mut Context<'_>, from: &mut Wire) -> Poll<Result<Bytes, TransferError>> {
+        let piece = match from {
+            Wire::Http1(from) => {
+                let bytes = from.input.bytes();
+                let piece = self.decoder.next(bytes, &self.limits).map_err(|_| TransferError::Malformed)?;
+                let data = Bytes::copy_from_slice(&bytes[piece.skip..piece.skip + piece.data]);
+                from.input.consume(piece.skip + piece.data);
+                if self.decoder.is_done() {
+                    self.note_end()?;
+                } else if data.is_empty() {
+                    ready!(self.poll_fill(cx, from))?;
+                }
+                data
+            }
+            Wire::Http2(from) => {
+                let piece = ready!(from.poll_piece(cx)).map_err(|_| TransferError::Sender)?;
+                if piece.is_none() {
+                    self.trailers = from.trailers();
+                }
+                // A known end is sent with the content, which saves a frame.
+                self.read = piece.is_none() || from.is_end();
+                let data = piece.unwrap_or_default();
+                self.owed += data.len();
+                data
+            }
+        };
+        self.bytes += piece.len() as u64;
+        Poll::Ready(Ok(piece))
+    }
+
+    /// Returns the next piece after conversions and stages; may be empty before the end.
+    #[cold]
+    fn poll_converted(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &mut Wire,
+    ) -> Poll<Result<Bytes, TransferError>> {
+        let Some(mut through) = self.through.take() else { return Poll::Ready(Ok(Bytes::new())) };
+        let next = through.poll(cx, &mut |cx| self.poll_source(cx, from));
+        self.through = Some(through);
+        let piece = ready!(next)?;
+        (self.read, self.trailers) = (piece.end, piece.trailers);
+        Poll::Ready(Ok(piece.data))
+    }
+
+    /// Returns the next part of the sender's body, for conversions and stages.
+    fn poll_source(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &mut Wire,
+    ) -> Poll<Result<BodyPart, TransferError>> {
+        // What was read before has been taken, even if it is not passed on yet.
+        self.release(from);
+        let data = ready!(self.poll_received(cx, from))?;
+        let end = std::mem::take(&mut self.read);
+        Poll::Ready(Ok(BodyPart { data, end, trailers: self.trailers.take() }))
     }
 
     /// Passes the waiting piece to the receiver, with the end if nothing follows.

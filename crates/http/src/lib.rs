@@ -14,5 +14,6 @@ pub mod proxy_protocol;
 pub mod session;
 pub mod socket;
 pub mod splice;
+pub mod stage;
 pub mod timer;
 pub mod wire;

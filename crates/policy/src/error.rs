@@ -75,6 +75,8 @@ pub enum Kind {
     FaultAbort(u16),
     /// The fault filter aborts with this gRPC status.
     FaultAbortGrpc(u32),
+    /// An external processor has ended the exchange: it has answered the request, or failed.
+    ProcessorEnded,
     /// The client closed the connection or reset the stream.
     DownstreamClosed,
     /// The client violated the HTTP protocol.
@@ -249,6 +251,7 @@ impl Error {
             | Kind::Overloaded
             | Kind::FaultAbort(_)
             | Kind::FaultAbortGrpc(_)
+            | Kind::ProcessorEnded
             | Kind::NoFilterChain => Side::Internal,
         }
     }
@@ -330,6 +333,8 @@ impl Error {
                 grpc: *grpc,
                 ..plain(200, Flags::FI, "fault_filter_abort", "fault filter abort")
             },
+            // The processor's own answer or details replace these.
+            Kind::ProcessorEnded => plain(500, Flags::NONE, "ext_proc_error", ""),
             Kind::DownstreamClosed => plain(0, Flags::DC, "downstream_remote_disconnect", ""),
             Kind::DownstreamProtocol => plain(400, Flags::DPE, "http1.codec_error", "Bad Request"),
             Kind::BodyTooLarge => plain(413, Flags::NONE, "request_payload_too_large", "Payload Too Large"),

@@ -12,147 +12,17 @@ mod either;
 mod envoy;
 #[path = "support/files.rs"]
 mod files;
+#[path = "support/processed.rs"]
+mod processed;
 #[path = "support/processor.rs"]
 mod processor;
 #[path = "support/program.rs"]
 mod program;
 mod support;
 
-use std::{collections::BTreeMap, net::SocketAddr};
-
-use either::Either;
-use files::{bootstrap, cluster, filter, http, listener, to, with};
-use processor::processor;
-use serde_json::{Value, json};
-use support::{Client, within};
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
-};
-
-/// Starts a server that answers with the request that it got.
-async fn mirror() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            tokio::spawn(async move {
-                let mut input = Vec::new();
-                loop {
-                    let Some(length) = whole(&input) else {
-                        let mut more = [0; 65536];
-                        match stream.read(&mut more).await {
-                            Ok(count @ 1..) => input.extend_from_slice(&more[..count]),
-                            _ => return,
-                        }
-                        continue;
-                    };
-                    let rest = input.split_off(length);
-                    let got = std::mem::replace(&mut input, rest);
-                    let head =
-                        format!("HTTP/1.1 200 OK\r\nx-server: here\r\ncontent-length: {}\r\n\r\n", got.len());
-                    if stream.write_all(&[head.as_bytes(), &got].concat()).await.is_err() {
-                        return;
-                    }
-                }
-            });
-        }
-    });
-    address
-}
-
-/// Returns the length of the first request, if all of it has arrived.
-fn whole(input: &[u8]) -> Option<usize> {
-    let text = String::from_utf8_lossy(input);
-    let end = text.find("\r\n\r\n")? + 4;
-    let head = text[..end].to_ascii_lowercase();
-    if head.contains("transfer-encoding: chunked") {
-        let last = text[end..]
-            .find("\r\n0\r\n")
-            .map(|place| place + 2)
-            .or(text[end..].starts_with("0\r\n").then_some(0))?;
-        return text[end + last..].find("\r\n\r\n").map(|place| end + last + place + 4);
-    }
-    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
-    let length = end + length.map_or(0, |length| length.parse().unwrap());
-    (input.len() >= length).then_some(length)
-}
-
-/// Both proxies, with one listener of this configuration of the filter.
-async fn both(config: &Value) -> [Either; 2] {
-    both_with(config, &to("mirror"), &[]).await
-}
-
-async fn both_with(config: &Value, routes: &Value, before: &[Value]) -> [Either; 2] {
-    let base = json!({
-        "grpc_service": {"envoy_grpc": {"cluster_name": "processor"}}, "message_timeout": "20s"
-    });
-    let own = filter("http.ext_proc.v3.ExternalProcessor", &with(base, config));
-    let filters = [before, &[own]].concat();
-    let listeners = [listener("l", &[http(&filters, routes, &json!({}))])];
-    let clusters = [cluster("mirror", mirror().await, false), processor().await];
-    let text = bootstrap(&listeners, &clusters);
-    let mut admin: Value = serde_json::from_str(&text).unwrap();
-    admin["admin"] = json!({"address": files::address(SocketAddr::from(([127, 0, 0, 1], 0)))});
-    admin["node"]["cluster"] = "a".into();
-    Either::both(&admin.to_string()).await
-}
-
-/// Sends a request; returns the head of the response and its content, without what differs between runs.
-async fn ask(proxy: &Either, request: &str) -> (String, String) {
-    let mut client = Client::new(TcpStream::connect(proxy.listener("l").await).await.unwrap());
-    client.send(request).await;
-    let (head, body) = within(client.message()).await;
-    (normal(&head), normal(&body))
-}
-
-/// Sorts the fields of a message, and drops those with times, identifiers and connection settings.
-fn normal(message: &str) -> String {
-    let Some((head, body)) = message.split_once("\r\n\r\n") else { return message.to_owned() };
-    let mut lines = head.lines();
-    // Reason phrases of other statuses than the usual ones differ.
-    let first = lines.next().unwrap_or_default();
-    let first = first.get(..12).filter(|start| start.starts_with("HTTP/")).unwrap_or(first).to_owned();
-    let dropped = [
-        "date",
-        "x-request-id",
-        "x-envoy-upstream-service-time",
-        "x-forwarded",
-        "server",
-        "connection",
-        "x-envoy-expected",
-    ];
-    let mut fields: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for line in lines {
-        let (name, value) = line.split_once(": ").unwrap_or((line, ""));
-        let name = name.to_ascii_lowercase();
-        // The length of an answer that contains a request differs with the fields above.
-        let is_length = name == "content-length" && first.starts_with("HTTP");
-        if !is_length && !dropped.iter().any(|other| name.starts_with(other)) {
-            fields.entry(name).or_default().push(value.to_owned());
-        }
-    }
-    let fields: Vec<_> =
-        fields.iter().map(|(name, values)| format!("{name}: {}", values.join(","))).collect();
-    format!("{first}\n{}\n\n{body}", fields.join("\n"))
-}
-
-/// Requires the same response from both; returns it.
-async fn same(proxies: &[Either; 2], request: &str) -> (String, String) {
-    let theirs = ask(&proxies[0], request).await;
-    let ours = ask(&proxies[1], request).await;
-    assert_eq!(ours, theirs, "{}", request.lines().next().unwrap_or_default());
-    ours
-}
-
-fn get(path: &str) -> String {
-    format!("GET {path} HTTP/1.1\r\nhost: a\r\nx-list: one\r\nx-gone: 1\r\nx-secret: s\r\n\r\n")
-}
-
-fn post(path: &str, body: &str) -> String {
-    let length = body.len();
-    format!("POST {path} HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n{body}")
-}
+use files::{bootstrap, filter, http, listener, with};
+use processed::{ask, both, both_with, get, post, same};
+use serde_json::json;
 
 #[tokio::test]
 async fn headers_are_changed() {
@@ -347,8 +217,7 @@ async fn headers_are_forwarded_by_the_rules() {
 #[tokio::test]
 async fn routes_are_selected_again_and_have_their_own_settings() {
     let kind = "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute";
-    let own =
-        |config: Value| json!({"http.ext_proc.v3.ExternalProcessor": with(json!({"@type": kind}), &config)});
+    let own = |config: serde_json::Value| json!({"http.ext_proc.v3.ExternalProcessor": with(json!({"@type": kind}), &config)});
     let routes = json!([
         {"match": {"prefix": "/", "headers": [{"name": "x-route", "string_match": {"exact": "other"}}]},
             "direct_response": {"status": 203}},
@@ -399,13 +268,19 @@ async fn metadata_is_exchanged_by_namespace() {
 async fn unsupported_settings_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     for (config, field) in [
-        (json!({"observability_mode": true}), "observability_mode"),
         (
-            json!({"processing_mode": {"request_body_mode": "STREAMED"}}),
-            "processing_mode.request_body_mode: STREAMED",
+            json!({"processing_mode": {"request_body_mode": "GRPC"}}),
+            "processing_mode.request_body_mode: GRPC",
         ),
-        (json!({"processing_mode": {"response_body_mode": "FULL_DUPLEX_STREAMED"}}), "FULL_DUPLEX_STREAMED"),
-        (json!({"processing_mode": {"response_trailer_mode": "SEND"}}), "response_trailer_mode"),
+        (
+            json!({"processing_mode": {"response_body_mode": "FULL_DUPLEX_STREAMED"}}),
+            "response_trailer_mode: must be SEND",
+        ),
+        (
+            json!({"send_body_without_waiting_for_header_response": true}),
+            "send_body_without_waiting_for_header_response",
+        ),
+        (json!({"allow_content_length_header": true}), "allow_content_length_header"),
         (json!({"http_service": {}}), "http_service"),
         (json!({"request_attributes": ["request.nothing"]}), "request_attributes[0]"),
     ] {

@@ -226,7 +226,7 @@ pub enum FilterKind {
     /// Lua scripts.
     Lua(Box<Lua>),
     /// External processing.
-    ExternalProcessing(Box<ExternalProcessing>),
+    ExternalProcessing(Arc<ExternalProcessing>),
 }
 
 /// Protocols that a connection manager accepts.

@@ -20,7 +20,7 @@ pub struct ExternalProcessing {
     pub status_on_error: u16,
     /// Timeout of each answer.
     pub timeout: Duration,
-    /// Maximum timeout that the processor may ask for; zero ignores such answers.
+    /// Maximum timeout that the processor may request; zero ignores such answers.
     pub max_timeout: Duration,
     /// Parts of the exchange that the processor gets.
     pub mode: ProcessingMode,
@@ -40,6 +40,9 @@ pub struct ExternalProcessing {
     pub route: RouteReselection,
     /// The processor may answer requests itself.
     pub allow_immediate: bool,
+    /// Nothing waits for the processor, and its answers are ignored. Maximum time for the end of the call after the end
+    /// of the request.
+    pub observes: Option<Duration>,
 }
 
 /// A route's settings for external processing; `None` keeps those of the filter.
@@ -152,13 +155,24 @@ pub enum BodyMode {
     Buffered,
     /// It gets the body up to the limit. The rest of a larger body follows unseen.
     BufferedPartial,
+    /// It gets the body in chunks, and answers each of them.
+    Streamed,
+    /// It gets the body in chunks, and returns another body in chunks of its own.
+    FullDuplex,
+}
+
+impl BodyMode {
+    /// Returns whether the processor gets the body while it is forwarded.
+    pub fn is_streamed(self) -> bool {
+        matches!(self, Self::Streamed | Self::FullDuplex)
+    }
 }
 
 /// Selection of the route after a processor has changed the request's headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouteReselection {
-    /// If the processor asks for it.
-    IfAsked,
+    /// If the processor requests it.
+    OnRequest,
     /// Always.
     Always,
     /// Never.

@@ -7,7 +7,7 @@ pub(crate) mod processing;
 use std::{
     future::poll_fn,
     rc::Rc,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
@@ -129,7 +129,7 @@ async fn connection(
     }
 }
 
-/// A streaming gRPC call. Unless [`CallStream::receive`] is used, responses only show the end of the call.
+/// A streaming gRPC call. Unless [`CallStream::poll_receive`] is used, responses only show the end of the call.
 pub(crate) struct CallStream {
     duplex: Box<Duplex>,
     link: Rc<Link>,
@@ -241,25 +241,38 @@ impl CallStream {
         Ok(())
     }
 
-    /// Waits for the next message of the server, of at most `max_bytes` bytes. Returns `None` at the end of a successful
-    /// call.
+    /// Sends the first part of a framed message, as far as the window allows. Returns its length.
+    ///
+    /// # Errors
+    /// The server has ended the call.
+    pub(crate) fn poll_send(&mut self, cx: &mut Context<'_>, frame: &[u8]) -> Poll<Result<usize, Error>> {
+        let reset = |_| Error::new(Kind::UpstreamReset);
+        let room = ready!(self.duplex.poll_room(cx, frame.len())).map_err(reset)?;
+        self.new = false;
+        Poll::Ready(self.duplex.send(&frame[..room], false).map(|()| room).map_err(reset))
+    }
+
+    /// Returns the next message of the server, of at most `max_bytes` bytes; `None` at the end of a successful call.
     ///
     /// # Errors
     /// The call fails, or the message is too large or compressed.
-    pub(crate) async fn receive(&mut self, max_bytes: usize) -> Result<Option<Vec<u8>>, CallFailure> {
+    pub(crate) fn poll_receive(
+        &mut self,
+        cx: &mut Context<'_>,
+        max_bytes: usize,
+    ) -> Poll<Result<Option<Vec<u8>>, CallFailure>> {
         let unavailable = |_| CallFailure { status: UNAVAILABLE, message: Box::default() };
         let mut head = ResponseHead::default();
         while !self.answered {
-            if let Answered::Final(_) =
-                poll_fn(|cx| self.duplex.poll_answer(cx, "POST", &mut head)).await.map_err(unavailable)?
-            {
+            let answer = ready!(self.duplex.poll_answer(cx, "POST", &mut head)).map_err(unavailable)?;
+            if let Answered::Final(_) = answer {
                 self.answered = true;
                 if head.status() != 200 {
                     let status = grpc_status::from_http(head.status());
-                    return Err(CallFailure { status, message: Box::default() });
+                    return Poll::Ready(Err(CallFailure { status, message: Box::default() }));
                 }
                 if head.has("grpc-status") {
-                    return ended(head.headers());
+                    return Poll::Ready(ended(head.headers()));
                 }
             }
         }
@@ -270,20 +283,20 @@ impl CallStream {
             }) {
                 if flag != 0 || length > max_bytes {
                     let message = format!("a message of {length} bytes, flags {flag}").into();
-                    return Err(CallFailure { status: RESOURCE_EXHAUSTED, message });
+                    return Poll::Ready(Err(CallFailure { status: RESOURCE_EXHAUSTED, message }));
                 }
                 if self.unread.len() >= 5 + length {
                     let rest = self.unread.split_off(5 + length);
                     let message = std::mem::replace(&mut self.unread, rest).split_off(5);
-                    return Ok(Some(message));
+                    return Poll::Ready(Ok(Some(message)));
                 }
             }
-            match poll_fn(|cx| self.duplex.poll_piece(cx)).await.map_err(unavailable)? {
+            match ready!(self.duplex.poll_piece(cx)).map_err(unavailable)? {
                 Some(piece) => {
                     self.unread.extend_from_slice(&piece);
                     self.duplex.release(piece.len());
                 }
-                None => return ended(&self.duplex.trailers().unwrap_or_default()),
+                None => return Poll::Ready(ended(&self.duplex.trailers().unwrap_or_default())),
             }
         }
     }

@@ -29,9 +29,10 @@ pub(crate) fn mode(proto: &ModeProto) -> Result<ProcessingMode, UnsupportedMode>
         BodySendMode::None => Ok(BodyMode::None),
         BodySendMode::Buffered => Ok(BodyMode::Buffered),
         BodySendMode::BufferedPartial => Ok(BodyMode::BufferedPartial),
-        BodySendMode::Streamed | BodySendMode::FullDuplexStreamed | BodySendMode::Grpc => {
-            let name = mode.as_str_name();
-            let reason = format!("{name} is not supported: use NONE, BUFFERED or BUFFERED_PARTIAL");
+        BodySendMode::Streamed => Ok(BodyMode::Streamed),
+        BodySendMode::FullDuplexStreamed => Ok(BodyMode::FullDuplex),
+        BodySendMode::Grpc => {
+            let reason = "GRPC is not supported: use STREAMED or FULL_DUPLEX_STREAMED".to_owned();
             Err(UnsupportedMode { field, reason })
         }
     };
@@ -43,13 +44,13 @@ pub(crate) fn mode(proto: &ModeProto) -> Result<ProcessingMode, UnsupportedMode>
         request_trailers: is_sent(proto.request_trailer_mode(), false),
         response_trailers: is_sent(proto.response_trailer_mode(), false),
     };
-    // Trailers are known only after the whole body.
+    // As in Envoy: trailers tell the processor that it has the whole body.
     for (trailers, body, field) in [
         (mode.request_trailers, mode.request_body, "request_trailer_mode"),
         (mode.response_trailers, mode.response_body, "response_trailer_mode"),
     ] {
-        if trailers && body == BodyMode::None {
-            let reason = "SEND is supported only with a body mode other than NONE".to_owned();
+        if !trailers && body == BodyMode::FullDuplex {
+            let reason = "must be SEND if the body mode is FULL_DUPLEX_STREAMED".to_owned();
             return Err(UnsupportedMode { field, reason });
         }
     }

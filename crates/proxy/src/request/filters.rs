@@ -66,7 +66,7 @@ enum FilterAction<'a> {
     /// Verifies tokens, and fetches key sets for that.
     VerifyTokens(&'a Jwt, Option<&'a Setting>),
     /// Passes the request to an external processor.
-    Process(&'a Filter, &'a ExternalProcessing, Option<&'a Setting>),
+    Process(&'a Filter, &'a Arc<ExternalProcessing>, Option<&'a Setting>),
     /// Decompresses the request, if the flag is set, and advertises the coding.
     Decompress(&'a Decompressor, bool),
     /// Runs a Lua script.

@@ -17,8 +17,8 @@
 //! 11. `record.rs` writes metrics, spans and access logs.
 //!
 //! `context.rs` defines the state that these phases share, `hop.rs` the changes that every hop makes to
-//! heads, `processor.rs` the call of an external processor, and `spans.rs` the tracing. Two modules serve special requests: `mirror.rs` sends copies, and
-//! `tunnel.rs` forwards the bytes after CONNECT or an upgrade.
+//! heads, `processor.rs` the call of an external processor, and `spans.rs` the tracing. Two modules serve special
+//! requests: `mirror.rs` sends copies, and `tunnel.rs` forwards the bytes after CONNECT or an upgrade.
 //!
 //! The modules of this folder form no cycle; `crates/testkit/tests/structure.rs` checks that.
 

@@ -42,6 +42,9 @@ impl<'a> RequestContext<'a> {
             self.answer_failure(&error).await;
         }
         self.outcome.received += self.exchange.body.bytes;
+        if self.decision.response_filters.is_some() {
+            self.finish_processing();
+        }
         self.write_record();
         if let Some(upstream) = self.outcome.upstream.take()
             && self.outcome.reusable

@@ -1,70 +1,60 @@
 //! External processing: a service sees the request and the response, and changes or answers them.
 //!
-//! Each message to the processor has one answer, and nothing is forwarded before it. Bodies are read completely, up to
-//! a limit, before they are sent. Sources: `envoy.service.ext_proc.v3`, and Envoy's `ext_proc` filter for the effect of
-//! answers.
+//! Nothing is forwarded before the answers to the messages before it. A buffered body is read completely, up to a
+//! limit, before it is sent to the processor. A body in chunks passes a stage: it is sent while it is forwarded. Sources:
+//! `envoy.service.ext_proc.v3`, and Envoy's `ext_proc` filter for the effect of answers.
+//!
+//! `apply` applies answers, `data` has metadata and attributes, `observe` serves processors that only observe.
 
-use std::collections::HashMap;
+mod apply;
+mod data;
+mod observe;
 
-use serde_json::{Map, Value};
-use skysail_xds::envoy::pb::{
-    envoy::{
-        config::core::v3::{HeaderMap, Metadata},
-        service::ext_proc::v3::{
-            CommonResponse, HeadersResponse, HttpBody, HttpHeaders, HttpTrailers, ImmediateResponse,
-            ProcessingRequest, ProcessingResponse, common_response::ResponseStatus,
-            processing_request::Request as Message, processing_response::Response as Answer,
-        },
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use skysail_xds::envoy::pb::envoy::{
+    config::core::v3::HeaderMap,
+    service::ext_proc::v3::{
+        HttpBody, HttpHeaders, HttpTrailers, ImmediateResponse, ProcessingResponse,
+        processing_request::Request as Message, processing_response::Response as Answer,
     },
-    google::protobuf::Struct,
 };
 
 use crate::{
-    call::{self, CallFailure},
-    overload::limit_log::{self, Limit},
+    call,
     request::{
-        authorization::json,
-        context::{Filtered, RequestContext, add_metadata},
-        processor::{Processor, ProcessorFailure},
-        response_body::{BodySource, MAX_BODY, ResponseBody, ScriptOutcome, set_length},
-        routing,
-        transfer::{self, unless_closed},
+        context::{Filtered, RequestContext, admitted_request},
+        processor::{
+            CallEnd, Processor, ProcessorFailure, Side, StageMode, Stopped,
+            changes::{Head, apply, fields, request_fields, response_fields},
+        },
+        response_body::{BodySource, MAX_BODY, ResponseBody, ScriptOutcome},
+        transfer::{self, Client, unless_closed},
     },
-    telemetry::{self, structure},
 };
 use skysail_http::http1::Framing;
 use skysail_policy::{
     config::{
         http::Filter,
-        processing::{Attributes, BodyMode, ExternalProcessing, ProcessingMode, RouteReselection},
+        processing::{BodyMode, ExternalProcessing, MutationRules, ProcessingMode},
         route::Setting,
     },
     error::{Error, Kind},
-    record::Context,
 };
 
-mod changes;
-
-use changes::{Head, apply, content, fields, request_fields, response_fields};
-
-/// Name of the filter in attributes.
-const EXT_PROC: &str = "envoy.filters.http.ext_proc";
-
-/// Direction of a message.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Side {
-    Request,
-    Response,
-}
+use apply::replaces;
 
 /// Effect of an answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
     /// The message continues.
     Continue,
-    /// The message continues, and its body has been replaced.
+    /// The message continues, and its body has been replaced. The rest of it is not processed, as in Envoy.
     Replaced,
-    /// The processor answers the request.
-    Answer(Box<ImmediateResponse>),
 }
 
 impl<'a> RequestContext<'a> {
@@ -72,32 +62,32 @@ impl<'a> RequestContext<'a> {
     pub(crate) async fn process_request(
         &mut self,
         filter: &'a Filter,
-        config: &'a ExternalProcessing,
+        config: &'a Arc<ExternalProcessing>,
         setting: Option<&'a Setting>,
     ) -> Result<Filtered, Error> {
-        let mut processor = processor(filter, config, setting);
-        self.decision.filter_results.begin(filter, setting);
-        let step = self.request_steps(&mut processor).await?;
-        let done = self.conclude(&mut processor, step);
-        self.decision.response_filters_mut().processors.push(processor);
-        match done {
-            Ok(None) => Ok(Filtered::Continue),
-            Ok(Some(answer)) => {
-                self.answer_immediately(config, *answer).await?;
-                Ok(Filtered::Answered)
-            }
-            Err(details) => {
-                self.answer_processor_failure(details).await?;
-                Ok(Filtered::Answered)
-            }
+        let mut processor = self.processor(filter, config, setting);
+        if config.observes.is_some() {
+            self.observe_request(&processor);
+            self.decision.response_filters_mut().processors.push(processor);
+            return Ok(Filtered::Continue);
         }
+        self.decision.filter_results.begin(filter, setting);
+        let result = self.request_steps(&mut processor).await;
+        self.decision.response_filters_mut().processors.push(processor);
+        // If the call has ended, its end answers the request.
+        if let Ok(Err(Stopped)) = result
+            && self.answer_for_processor().await?
+        {
+            return Ok(Filtered::Answered);
+        }
+        result.map(|_| Filtered::Continue)
     }
 
     /// Passes a response to a processor.
     pub(crate) async fn process_response(
         &mut self,
         filter: &'a Filter,
-        config: &'a ExternalProcessing,
+        config: &'a Arc<ExternalProcessing>,
         setting: Option<&'a Setting>,
         body: &mut ResponseBody<'_>,
     ) -> Result<ScriptOutcome, Error> {
@@ -105,38 +95,56 @@ impl<'a> RequestContext<'a> {
         let index = known.iter().position(|known| std::ptr::eq(known.filter, filter));
         let mut processor = match index {
             Some(index) => known.swap_remove(index),
-            None => self::processor(filter, config, setting),
+            None => self.processor(filter, config, setting),
         };
-        if processor.is_done {
-            return Ok(ScriptOutcome::Continue);
-        }
-        let step = match self.response_steps(&mut processor, body).await? {
-            Some(step) => step,
+        let result = match processor.is_done() {
+            true => Ok(Some(Ok(()))),
+            false if config.observes.is_some() => {
+                self.observe_response(&processor, body);
+                Ok(Some(Ok(())))
+            }
+            false => self.response_steps(&mut processor, body).await,
+        };
+        self.take_stage_metadata(&processor);
+        self.decision.response_filters_mut().processors.push(processor);
+        match result? {
             None => return Ok(ScriptOutcome::TooLarge),
-        };
-        let done = self.conclude(&mut processor, step);
-        processor.is_done = true;
-        match done {
-            Ok(None) => return Ok(ScriptOutcome::Continue),
-            Ok(Some(answer)) => {
-                self.outcome.reusable = false;
-                self.answer_immediately(config, *answer).await?;
-            }
-            Err(details) => {
-                self.outcome.reusable = false;
-                self.answer_processor_failure(details).await?;
-            }
+            Some(Ok(())) => return Ok(ScriptOutcome::Continue),
+            Some(Err(Stopped)) => {}
         }
-        Ok(ScriptOutcome::Answered)
+        let is_reusable = std::mem::replace(&mut self.outcome.reusable, false);
+        if self.answer_for_processor().await? {
+            return Ok(ScriptOutcome::Answered);
+        }
+        self.outcome.reusable = is_reusable;
+        Ok(ScriptOutcome::Continue)
+    }
+
+    /// Answers the request as a processor says, or for its failure. Returns false if the request continues.
+    pub(crate) async fn answer_for_processor(&mut self) -> Result<bool, Error> {
+        let Some(filters) = &self.decision.response_filters else { return Ok(false) };
+        let mut ends = filters.processors.iter().filter_map(|processor| {
+            let end = processor.session.borrow_mut().take_end()?;
+            (!matches!(end, CallEnd::Continue)).then_some((processor.config, end))
+        });
+        let end = ends.next_back();
+        if end.is_some() {
+            self.scope.counters.ext_proc_immediate.inc();
+        }
+        match end {
+            Some((config, CallEnd::Answered(answer))) => self.answer_immediately(config, *answer).await?,
+            Some((_, CallEnd::Failed(status, details))) => {
+                self.answer_processor_failure((status, details)).await?;
+            }
+            Some((_, CallEnd::Continue)) | None => return Ok(false),
+        }
+        Ok(true)
     }
 
     /// Sends the parts of a request to a processor.
-    async fn request_steps(
-        &mut self,
-        processor: &mut Processor<'a>,
-    ) -> Result<Result<Step, ProcessorFailure>, Error> {
+    async fn request_steps(&mut self, processor: &mut Processor<'a>) -> Result<Result<(), Stopped>, Error> {
         let has_body = self.exchange.body.framing() != Framing::None;
-        let mut attributes = self.attributes(processor, Side::Request);
+        self.set_data(processor, Side::Request, true);
         if processor.mode.request_headers {
             let headers = request_fields(processor.config, self.exchange.request);
             let message = Message::RequestHeaders(HttpHeaders {
@@ -144,14 +152,34 @@ impl<'a> RequestContext<'a> {
                 end_of_stream: !has_body,
                 ..HttpHeaders::default()
             });
-            match self.ask(processor, message, attributes.take()).await? {
+            if has_body && processor.mode.request_body == BodyMode::FullDuplex {
+                processor.session.borrow_mut().begin_stage(Side::Request, StageMode::Duplex, true);
+            }
+            match self.ask(processor, message).await? {
                 Ok(Step::Continue) => {}
-                other => return Ok(other),
+                Ok(Step::Replaced) => return Ok(Ok(())),
+                Err(Stopped) => return Ok(Err(Stopped)),
             }
         }
-        if !has_body || processor.mode.request_body == BodyMode::None {
-            return Ok(Ok(Step::Continue));
+        if !has_body || processor.session.borrow().has_stage(Side::Request) {
+            return Ok(Ok(()));
         }
+        let trailers = processor.mode.request_trailers;
+        match processor.mode.request_body {
+            BodyMode::Streamed => self.stage_request(processor, StageMode::Chunks),
+            BodyMode::FullDuplex => self.stage_request(processor, StageMode::Duplex),
+            BodyMode::None if trailers => self.stage_request(processor, StageMode::Trailers),
+            BodyMode::None => {}
+            BodyMode::Buffered | BodyMode::BufferedPartial => return self.send_request_body(processor).await,
+        }
+        Ok(Ok(()))
+    }
+
+    /// Reads the body of a request and sends it, and its trailers, to a processor.
+    async fn send_request_body(
+        &mut self,
+        processor: &mut Processor<'a>,
+    ) -> Result<Result<(), Stopped>, Error> {
         if self.exchange.request.has("expect") {
             self.decision.filter_results.keep_head(self.exchange.request);
         }
@@ -165,17 +193,34 @@ impl<'a> RequestContext<'a> {
         let trailers = body.trailers().cloned();
         let end_of_stream = is_whole && trailers.is_none();
         let message = Message::RequestBody(HttpBody { body: content, end_of_stream, ..HttpBody::default() });
-        match self.ask(processor, message, attributes.take()).await? {
-            Ok(Step::Continue | Step::Replaced) => {}
-            other => return Ok(other),
+        if let Err(Stopped) = self.ask(processor, message).await? {
+            return Ok(Err(Stopped));
         }
-        let Some(trailers) = trailers.filter(|_| processor.mode.request_trailers) else {
-            return Ok(Ok(Step::Continue));
-        };
+        if !processor.mode.request_trailers {
+            return Ok(Ok(()));
+        }
+        if !is_whole {
+            // The trailers follow the rest of the body.
+            self.stage_request(processor, StageMode::Trailers);
+            return Ok(Ok(()));
+        }
+        let Some(trailers) = trailers else { return Ok(Ok(())) };
         let fields = fields(processor.config, &trailers);
         let message =
             Message::RequestTrailers(HttpTrailers { trailers: Some(HeaderMap { headers: fields }) });
-        self.ask(processor, message, attributes.take()).await
+        Ok(self.ask(processor, message).await?.map(|_| ()))
+    }
+
+    /// Passes the body of the request through the processor while it is forwarded.
+    pub(super) fn stage_request(&mut self, processor: &Processor<'a>, mode: StageMode) {
+        let is_length_kept = mode == StageMode::Trailers || processor.config.observes.is_some();
+        if !is_length_kept && self.exchange.request.has("content-length") {
+            self.decision.filter_results.keep_head(self.exchange.request);
+            self.exchange.request.remove("content-length");
+        }
+        processor.session.borrow_mut().begin_stage(Side::Request, mode, processor.mode.request_trailers);
+        self.set_data(processor, Side::Request, false);
+        self.exchange.body.stage(Box::new(processor.stage(Side::Request)), is_length_kept);
     }
 
     /// Sends the parts of a response to a processor. Returns `None` if the body exceeds the limit.
@@ -183,9 +228,9 @@ impl<'a> RequestContext<'a> {
         &mut self,
         processor: &mut Processor<'a>,
         body: &mut ResponseBody<'_>,
-    ) -> Result<Option<Result<Step, ProcessorFailure>>, Error> {
+    ) -> Result<Option<Result<(), Stopped>>, Error> {
         let has_body = body.has_content();
-        let mut attributes = self.attributes(processor, Side::Response);
+        self.set_data(processor, Side::Response, true);
         if processor.mode.response_headers {
             let headers = response_fields(processor.config, self.exchange.response);
             let message = Message::ResponseHeaders(HttpHeaders {
@@ -193,16 +238,82 @@ impl<'a> RequestContext<'a> {
                 end_of_stream: !has_body,
                 ..HttpHeaders::default()
             });
-            match self.ask_about_response(processor, message, attributes.take(), body).await? {
+            let is_duplex = processor.mode.response_body == BodyMode::FullDuplex;
+            if has_body && is_duplex && body.content.is_none() {
+                processor.session.borrow_mut().begin_stage(Side::Response, StageMode::Duplex, true);
+            }
+            match self.ask_about_response(processor, message, body).await? {
+                None => return Ok(None),
                 Some(Ok(Step::Continue)) => {}
-                other => return Ok(other),
+                Some(Ok(Step::Replaced)) => return Ok(Some(Ok(()))),
+                Some(Err(Stopped)) => return Ok(Some(Err(Stopped))),
             }
         }
-        if !has_body || processor.mode.response_body == BodyMode::None {
-            return Ok(Some(Ok(Step::Continue)));
+        if !has_body || processor.session.borrow().has_stage(Side::Response) {
+            return Ok(Some(Ok(())));
         }
+        let mode = match processor.mode.response_body {
+            BodyMode::Streamed => StageMode::Chunks,
+            BodyMode::FullDuplex => StageMode::Duplex,
+            BodyMode::None if processor.mode.response_trailers => StageMode::Trailers,
+            BodyMode::None => return Ok(Some(Ok(()))),
+            BodyMode::Buffered | BodyMode::BufferedPartial => {
+                return self.send_response_body(processor, body).await;
+            }
+        };
+        if let Some(content) = body.content.take() {
+            return self.pass_content(processor, mode, content, body).await.map(Some);
+        }
+        self.stage_response(processor, mode, body);
+        Ok(Some(Ok(())))
+    }
+
+    /// Passes a body that is in memory through the processor.
+    async fn pass_content(
+        &mut self,
+        processor: &Processor<'a>,
+        mode: StageMode,
+        content: Vec<u8>,
+        body: &mut ResponseBody<'_>,
+    ) -> Result<Result<(), Stopped>, Error> {
+        processor.session.borrow_mut().begin_stage(Side::Response, mode, processor.mode.response_trailers);
+        self.set_data(processor, Side::Response, false);
+        let stage = processor.stage(Side::Response);
+        let passed = Box::pin(stage.pass(content, body.trailers.take(), MAX_BODY));
+        let passed = unless_closed(&mut self.exchange, async { Ok(passed.await) }).await?;
+        Ok(passed.map(|(content, trailers)| {
+            (body.content, body.trailers) = (Some(content), trailers);
+            body.is_changed = !matches!(body.source, BodySource::Local);
+        }))
+    }
+
+    /// Passes the body of the response through the processor while it is forwarded.
+    pub(super) fn stage_response(
+        &mut self,
+        processor: &Processor<'a>,
+        mode: StageMode,
+        body: &mut ResponseBody<'_>,
+    ) {
+        let is_length_kept = mode == StageMode::Trailers || processor.config.observes.is_some();
+        if !is_length_kept {
+            self.exchange.response.remove("content-length");
+        }
+        processor.session.borrow_mut().begin_stage(Side::Response, mode, processor.mode.response_trailers);
+        self.set_data(processor, Side::Response, false);
+        if let Some(flow) = self.response_flow(body) {
+            flow.stage(Box::new(processor.stage(Side::Response)), is_length_kept);
+        }
+    }
+
+    /// Reads the body of a response and sends it, and its trailers, to a processor. Returns `None` if the body exceeds
+    /// the limit.
+    async fn send_response_body(
+        &mut self,
+        processor: &mut Processor<'a>,
+        body: &mut ResponseBody<'_>,
+    ) -> Result<Option<Result<(), Stopped>>, Error> {
         if self.decision.grpc_web.is_some() {
-            return Ok(Some(Err(ProcessorFailure::Invalid("grpc_web_body"))));
+            return Ok(Some(Err(processor.fail(ProcessorFailure::Invalid("grpc_web_body")))));
         }
         if !self.load_response_body(body).await? {
             return Ok(None);
@@ -210,17 +321,19 @@ impl<'a> RequestContext<'a> {
         let content = body.content.clone().unwrap_or_default();
         let end_of_stream = body.trailers.is_none();
         let message = Message::ResponseBody(HttpBody { body: content, end_of_stream, ..HttpBody::default() });
-        match self.ask_about_response(processor, message, attributes.take(), body).await? {
-            Some(Ok(Step::Continue | Step::Replaced)) => {}
-            other => return Ok(other),
+        match self.ask_about_response(processor, message, body).await? {
+            Some(Ok(_)) => {}
+            Some(Err(Stopped)) => return Ok(Some(Err(Stopped))),
+            None => return Ok(None),
         }
         let Some(trailers) = body.trailers.as_ref().filter(|_| processor.mode.response_trailers) else {
-            return Ok(Some(Ok(Step::Continue)));
+            return Ok(Some(Ok(())));
         };
         let fields = fields(processor.config, trailers);
         let message =
             Message::ResponseTrailers(HttpTrailers { trailers: Some(HeaderMap { headers: fields }) });
-        self.ask_about_response(processor, message, attributes.take(), body).await
+        let step = self.ask_about_response(processor, message, body).await?;
+        Ok(step.map(|step| step.map(|_| ())))
     }
 
     /// Sends a message about the request and applies the answer.
@@ -228,13 +341,33 @@ impl<'a> RequestContext<'a> {
         &mut self,
         processor: &mut Processor<'a>,
         message: Message,
-        attributes: Option<Struct>,
-    ) -> Result<Result<Step, ProcessorFailure>, Error> {
-        let answer = match self.send(processor, message, attributes, Side::Request).await? {
+    ) -> Result<Result<Step, Stopped>, Error> {
+        let is_headers = matches!(message, Message::RequestHeaders(_));
+        let is_duplex = processor.mode.request_body == BodyMode::FullDuplex;
+        self.set_data(processor, Side::Request, false);
+        let session = processor.session.clone();
+        session.borrow_mut().ask(Side::Request, message, !is_duplex);
+        if session.borrow().has_stage(Side::Request) {
+            if self.exchange.request.has("expect") {
+                self.decision.filter_results.keep_head(self.exchange.request);
+            }
+            // The processor may wait for the body, and the client for the interim response.
+            transfer::send_continue(&mut self.exchange);
+            self.stage_request(processor, StageMode::Duplex);
+        }
+        let idle = self.scope.manager.stream_idle_timeout.filter(|_| is_duplex);
+        let poll = |cx: &mut Context<'_>| session.borrow_mut().poll_answer(cx, Side::Request);
+        let answered = transfer::fill_stage(idle, &mut self.exchange, poll).await?;
+        let answer =
+            answered.and_then(|response| self.accept(processor, response, Side::Request, is_headers));
+        let answer = match answer {
             Ok(answer) => answer,
-            Err(failure) => return Ok(Err(failure)),
+            Err(Stopped) => return Ok(Err(Stopped)),
         };
-        if matches!(&answer, Answer::RequestHeaders(headers) if replaces(headers)) {
+        if replaces(&answer) {
+            if session.borrow().has_stage(Side::Request) {
+                return Ok(Err(processor.fail(ProcessorFailure::Invalid("body_already_streamed"))));
+            }
             // The content that is replaced is read, so that the connection can be used again.
             let exchange = &mut self.exchange;
             transfer::collect(self.scope.manager, exchange, MAX_BODY).await?;
@@ -243,7 +376,7 @@ impl<'a> RequestContext<'a> {
             }
             exchange.request.remove("content-length");
         }
-        Ok(self.apply_to_request(processor, answer))
+        Ok(self.apply_to_request(processor, answer).map_err(|failure| processor.fail(failure)))
     }
 
     /// Sends a message about the response and applies the answer. Returns `None` if the body exceeds the limit.
@@ -251,200 +384,92 @@ impl<'a> RequestContext<'a> {
         &mut self,
         processor: &mut Processor<'a>,
         message: Message,
-        attributes: Option<Struct>,
         body: &mut ResponseBody<'_>,
-    ) -> Result<Option<Result<Step, ProcessorFailure>>, Error> {
-        let answer = match self.send(processor, message, attributes, Side::Response).await? {
-            Ok(answer) => answer,
-            Err(failure) => return Ok(Some(Err(failure))),
-        };
-        let replaces = matches!(&answer, Answer::ResponseHeaders(headers) if replaces(headers));
-        if replaces && !self.load_response_body(body).await? {
-            return Ok(None);
+    ) -> Result<Option<Result<Step, Stopped>>, Error> {
+        let is_headers = matches!(message, Message::ResponseHeaders(_));
+        let is_duplex = processor.mode.response_body == BodyMode::FullDuplex;
+        self.set_data(processor, Side::Response, false);
+        let session = processor.session.clone();
+        session.borrow_mut().ask(Side::Response, message, !is_duplex);
+        let is_staged = session.borrow().has_stage(Side::Response);
+        if is_staged {
+            self.stage_response(processor, StageMode::Duplex, body);
         }
-        Ok(Some(self.apply_to_response(processor, answer, body)))
+        let poll = |cx: &mut Context<'_>| session.borrow_mut().poll_answer(cx, Side::Response);
+        let answered = self.wait_for_answer(body, poll).await?;
+        let answer =
+            answered.and_then(|response| self.accept(processor, response, Side::Response, is_headers));
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(Stopped) => return Ok(Some(Err(Stopped))),
+        };
+        if replaces(&answer) {
+            if is_staged {
+                return Ok(Some(Err(processor.fail(ProcessorFailure::Invalid("body_already_streamed")))));
+            }
+            if !self.load_response_body(body).await? {
+                return Ok(None);
+            }
+        }
+        let step = self.apply_to_response(processor, answer, body);
+        Ok(Some(step.map_err(|failure| processor.fail(failure))))
     }
 
-    /// Sends a message and returns the answer to it, after its metadata and mode have been applied.
-    async fn send(
+    /// Waits for an answer about the response. The rest of the request is sent in the meantime, and the response is
+    /// given to its stage.
+    async fn wait_for_answer<T>(
+        &mut self,
+        body: &mut ResponseBody<'_>,
+        mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Result<T, Error> {
+        if let BodySource::Upstream { flow, is_sent, deadlines, .. } = &mut body.source
+            && let Some(mut upstream) = self.outcome.upstream.take()
+        {
+            let origin = self.exchange.downstream.origin.clone();
+            let admitted = admitted_request!(self, &origin, &upstream.link);
+            let admission = &mut self.decision.admission;
+            let revoked = || admission.deadline(admitted.worker, || admitted.revalidate());
+            let mut client = Client::new(self.exchange.downstream, deadlines, &mut self.exchange.body, false);
+            client.complete = *is_sent;
+            let result = client.process(&mut upstream.wire, flow.as_deref_mut(), poll, revoked).await;
+            *is_sent = client.complete;
+            self.outcome.upstream = Some(upstream);
+            return result;
+        }
+        unless_closed(&mut self.exchange, async { Ok(poll_fn(|cx| poll(cx)).await) }).await
+    }
+
+    /// Applies the metadata and the mode of a response, and returns its answer.
+    fn accept(
         &mut self,
         processor: &mut Processor<'a>,
-        message: Message,
-        attributes: Option<Struct>,
+        response: ProcessingResponse,
         side: Side,
-    ) -> Result<Result<Answer, ProcessorFailure>, Error> {
-        let is_headers = matches!(message, Message::RequestHeaders(_) | Message::ResponseHeaders(_));
-        let is_answer = answers(&message);
-        let message = ProcessingRequest {
-            request: Some(message),
-            metadata_context: Some(self.metadata_context(processor)),
-            attributes: attributes
-                .map(|found| HashMap::from([(EXT_PROC.to_owned(), found)]))
-                .unwrap_or_default(),
-            ..ProcessingRequest::default()
-        };
-        let asked = Box::pin(processor.ask(self.scope.worker, self.scope.snapshot, message));
-        let asked = unless_closed(&mut self.exchange, async { Ok(asked.await) }).await?;
-        let response = match asked {
-            Ok(response) => response,
-            Err(failure) => return Ok(Err(failure)),
-        };
+        is_headers: bool,
+    ) -> Result<Answer, Stopped> {
         let ProcessingResponse { response: Some(answer), dynamic_metadata, mode_override, .. } = response
         else {
-            return Ok(Err(ProcessorFailure::Invalid("no_answer")));
+            return Err(processor.fail(ProcessorFailure::Invalid("no_answer")));
         };
-        if !matches!(answer, Answer::ImmediateResponse(_)) && !is_answer(&answer) {
-            return Ok(Err(ProcessorFailure::Invalid("spurious_message")));
-        }
         if let Some(found) = dynamic_metadata {
             self.take_metadata(processor, found, side);
         }
-        if let Some(mode) = mode_override.filter(|_| is_headers && processor.config.allow_override) {
+        // As in Envoy, the mode of a body that is already sent in both directions does not change.
+        let may_override = is_headers && processor.config.allow_override && {
+            let ProcessingMode { request_body, response_body, .. } = processor.mode;
+            ![request_body, response_body].contains(&BodyMode::FullDuplex)
+        };
+        if let Some(mode) = mode_override.filter(|_| may_override) {
             match call::processing::mode(&mode) {
                 Ok(mode) if is_allowed(processor.config, mode) => processor.mode = mode,
                 // As in Envoy, a mode that is not allowed is ignored.
                 Ok(_) => {}
-                Err(_) => return Ok(Err(ProcessorFailure::Invalid("unsupported_mode_override"))),
-            }
-        }
-        Ok(Ok(answer))
-    }
-
-    fn apply_to_request(
-        &mut self,
-        processor: &Processor<'a>,
-        answer: Answer,
-    ) -> Result<Step, ProcessorFailure> {
-        let config = processor.config;
-        let (response, is_headers) = match answer {
-            Answer::RequestHeaders(headers) => (headers.response.unwrap_or_default(), true),
-            Answer::RequestBody(body) => (body.response.unwrap_or_default(), false),
-            Answer::RequestTrailers(trailers) => {
-                let Some(mutation) = trailers.header_mutation else { return Ok(Step::Continue) };
-                let mut fields = self.exchange.body.trailers().cloned().unwrap_or_default();
-                apply(&config.rules, &mutation, &mut Head::Trailers(&mut fields))?;
-                let content = self.exchange.body.kept().unwrap_or_default().to_vec();
-                let framing = set_length(self.exchange.request, content.len(), true);
-                self.exchange.body.replace(content, framing, Some(fields));
-                return Ok(Step::Continue);
-            }
-            Answer::ImmediateResponse(answer) => return Ok(Step::Answer(Box::new(answer))),
-            _ => return Err(ProcessorFailure::Invalid("spurious_message")),
-        };
-        let replaces = is_headers && response.status() == ResponseStatus::ContinueAndReplace;
-        let CommonResponse { header_mutation, body_mutation, clear_route_cache, .. } = response;
-        let has_mutation = header_mutation.is_some();
-        if let Some(mutation) = header_mutation {
-            self.decision.filter_results.keep_head(self.exchange.request);
-            apply(&config.rules, &mutation, &mut Head::Request(self.exchange.request))?;
-        }
-        // In an answer about headers, the body counts only if it replaces the body that follows.
-        let new =
-            body_mutation.filter(|_| replaces || !is_headers).map(|mutation| content(mutation.mutation));
-        match new {
-            Some(Err(failure)) => return Err(failure),
-            Some(Ok(new)) => self.replace_request_content(new),
-            None if replaces => self.replace_request_content(Vec::new()),
-            None => {}
-        }
-        let reselects = match config.route {
-            RouteReselection::IfAsked => clear_route_cache && has_mutation,
-            RouteReselection::Always => is_headers,
-            RouteReselection::Never => false,
-        };
-        if reselects {
-            let found = self.outcome.metadata.as_deref();
-            routing::find_route(&self.scope, self.exchange.request, found, &mut self.decision);
-        }
-        Ok(if replaces { Step::Replaced } else { Step::Continue })
-    }
-
-    /// Sets new content of the request. The rest of a larger body follows it.
-    fn replace_request_content(&mut self, content: Vec<u8>) {
-        self.decision.filter_results.keep_head(self.exchange.request);
-        let body = &mut self.exchange.body;
-        if body.is_collected() || body.framing() == Framing::None {
-            let trailers = body.trailers().cloned();
-            let framing = match self.exchange.request.has("content-length") {
-                true => set_length(self.exchange.request, content.len(), trailers.is_some()),
-                false => Framing::Chunked,
-            };
-            body.replace(content, framing, trailers);
-        } else {
-            self.exchange.request.remove("content-length");
-            body.replace_start(content);
-        }
-    }
-
-    fn apply_to_response(
-        &mut self,
-        processor: &Processor<'a>,
-        answer: Answer,
-        body: &mut ResponseBody<'_>,
-    ) -> Result<Step, ProcessorFailure> {
-        let config = processor.config;
-        let (response, is_headers) = match answer {
-            Answer::ResponseHeaders(headers) => (headers.response.unwrap_or_default(), true),
-            Answer::ResponseBody(body) => (body.response.unwrap_or_default(), false),
-            Answer::ResponseTrailers(trailers) => {
-                if let Some(mutation) = trailers.header_mutation {
-                    let mut fields = body.trailers.take().unwrap_or_default();
-                    apply(&config.rules, &mutation, &mut Head::Trailers(&mut fields))?;
-                    (body.trailers, body.is_changed) = (Some(fields), true);
+                Err(_) => {
+                    return Err(processor.fail(ProcessorFailure::Invalid("unsupported_mode_override")));
                 }
-                return Ok(Step::Continue);
             }
-            Answer::ImmediateResponse(answer) => return Ok(Step::Answer(Box::new(answer))),
-            _ => return Err(ProcessorFailure::Invalid("spurious_message")),
-        };
-        let replaces = is_headers && response.status() == ResponseStatus::ContinueAndReplace;
-        if let Some(mutation) = response.header_mutation {
-            apply(&config.rules, &mutation, &mut Head::Response(self.exchange.response))?;
         }
-        let new = response.body_mutation.filter(|_| replaces || !is_headers);
-        let new = new.map(|mutation| content(mutation.mutation)).transpose()?;
-        if let Some(new) = new.or_else(|| replaces.then(Vec::new)) {
-            body.content = Some(new);
-            body.is_changed = !matches!(body.source, BodySource::Local);
-        }
-        Ok(if replaces { Step::Replaced } else { Step::Continue })
-    }
-
-    /// Returns the processor's own answer to the request, or the details of a failure that ends the request.
-    fn conclude(
-        &mut self,
-        processor: &mut Processor<'a>,
-        step: Result<Step, ProcessorFailure>,
-    ) -> Result<Option<Box<ImmediateResponse>>, (u16, String)> {
-        let failure = match step {
-            Ok(Step::Answer(answer)) if processor.config.allow_immediate => {
-                processor.is_done = true;
-                return Ok(Some(answer));
-            }
-            Ok(Step::Answer(_)) => ProcessorFailure::Invalid("immediate_response_disabled"),
-            Ok(Step::Continue) => return Ok(None),
-            // As in Envoy, the request side is complete, but the response is still processed.
-            Ok(Step::Replaced) => return Ok(None),
-            Err(failure) => failure,
-        };
-        processor.is_done = true;
-        let cluster = &processor.config.service.cluster;
-        let on_error = processor.config.status_on_error;
-        let (status, details, cause) = match failure {
-            ProcessorFailure::Ended => return Ok(None),
-            ProcessorFailure::Late => {
-                (504, "ext_proc_error_per-message_timeout_exceeded".to_owned(), Box::default())
-            }
-            ProcessorFailure::Call(CallFailure { status, message }) => {
-                (on_error, format!("ext_proc_error_gRPC_error_{status}"), message)
-            }
-            ProcessorFailure::Invalid(reason) => {
-                (on_error, format!("ext_proc_error_{reason}"), Box::default())
-            }
-        };
-        let prefix = &self.scope.manager.stat_prefix;
-        limit_log::log(Limit::Processor, format_args!("{prefix}, cluster {cluster}: {details} {cause}"));
-        if processor.is_failure_allowed() { Ok(None) } else { Err((status, details)) }
+        Ok(answer)
     }
 
     async fn answer_processor_failure(&mut self, (status, details): (u16, String)) -> Result<(), Error> {
@@ -467,14 +492,15 @@ impl<'a> RequestContext<'a> {
         }
         if let Some(mutation) = answer.headers {
             // A change that is not allowed is left out.
-            let rules = skysail_policy::config::processing::MutationRules {
+            let rules = MutationRules {
                 allowed: config.rules.allowed.clone(),
                 disallowed: config.rules.disallowed.clone(),
                 allow_routing: config.rules.allow_routing,
                 allow_envoy: config.rules.allow_envoy,
                 ..Default::default()
             };
-            let _ = apply(&rules, &mutation, &mut Head::Response(self.exchange.response));
+            let applied = apply(&rules, &mutation, &mut Head::Response(self.exchange.response));
+            self.scope.counters.ext_proc_rejected.add(applied.unwrap_or_default());
         }
         self.exchange.response.remove("content-length");
         let body = &answer.body[..];
@@ -486,89 +512,18 @@ impl<'a> RequestContext<'a> {
         self.send_local(if may_have_body { body } else { b"" }).await
     }
 
-    /// Returns the metadata that the processor gets.
-    fn metadata_context(&self, processor: &Processor<'a>) -> Metadata {
-        let own = processor.by_route.and_then(|by_route| by_route.forwarded.as_ref());
-        let names = own.unwrap_or(&processor.config.data.forwarded);
-        let found = self.outcome.metadata.as_deref();
-        let entries = names.iter().filter_map(|name| {
-            let Value::Object(object) = found?.get(&**name)? else { return None };
-            Some((name.to_string(), structure(object)))
-        });
-        Metadata { filter_metadata: entries.collect(), ..Metadata::default() }
-    }
-
-    /// Stores the metadata of an answer that the processor may set.
-    fn take_metadata(&mut self, processor: &Processor<'a>, found: Struct, side: Side) {
-        let own = processor.by_route.and_then(|by_route| by_route.received.as_ref());
-        let names = own.unwrap_or(&processor.config.data.received);
-        let mut taken = Map::new();
-        for (namespace, value) in json(found) {
-            if let Value::Object(object) = value
-                && names.iter().any(|name| **name == *namespace)
-            {
-                add_metadata(&mut self.outcome, &namespace, object.clone());
-                taken.insert(namespace, object.into());
-            }
-        }
-        if side == Side::Request {
-            self.decision.filter_results.add_metadata(&taken);
-        }
-    }
-
-    /// Returns the attributes for the first message of a side; `None` if the processor gets none.
-    fn attributes(&self, processor: &Processor<'a>, side: Side) -> Option<Struct> {
-        let data = &processor.config.data;
-        let own = processor.by_route.and_then(|by_route| match side {
-            Side::Request => by_route.request_attributes.as_ref(),
-            Side::Response => by_route.response_attributes.as_ref(),
-        });
-        let list: &Attributes = own.unwrap_or(match side {
-            Side::Request => &data.request_attributes,
-            Side::Response => &data.response_attributes,
-        });
-        if list.is_empty() {
-            return None;
-        }
-        let record = self.record();
-        let context = Context {
-            record: &record,
-            request: Some(self.exchange.request),
-            response: (side == Side::Response).then_some(&*self.exchange.response),
+    /// Returns the state of a processor's work.
+    fn processor(
+        &self,
+        filter: &'a Filter,
+        config: &'a Arc<ExternalProcessing>,
+        setting: Option<&'a Setting>,
+    ) -> Processor<'a> {
+        let by_route = match setting {
+            Some(Setting::Processing(by_route)) => Some(by_route),
+            _ => None,
         };
-        let found = list.iter().filter_map(|(name, expression)| {
-            Some((name.to_string(), telemetry::attribute_json(expression, &context)?))
-        });
-        Some(structure(&found.collect()))
-    }
-}
-
-fn processor<'a>(
-    filter: &'a Filter,
-    config: &'a ExternalProcessing,
-    setting: Option<&'a Setting>,
-) -> Processor<'a> {
-    let by_route = match setting {
-        Some(Setting::Processing(by_route)) => Some(&**by_route),
-        _ => None,
-    };
-    Processor::new(filter, config, by_route)
-}
-
-/// Returns whether an answer replaces the body.
-fn replaces(headers: &HeadersResponse) -> bool {
-    headers.response.as_ref().is_some_and(|it| it.status() == ResponseStatus::ContinueAndReplace)
-}
-
-/// Returns a function that says whether an answer is one to this message.
-fn answers(message: &Message) -> fn(&Answer) -> bool {
-    match message {
-        Message::RequestHeaders(_) => |answer| matches!(answer, Answer::RequestHeaders(_)),
-        Message::ResponseHeaders(_) => |answer| matches!(answer, Answer::ResponseHeaders(_)),
-        Message::RequestBody(_) => |answer| matches!(answer, Answer::RequestBody(_)),
-        Message::ResponseBody(_) => |answer| matches!(answer, Answer::ResponseBody(_)),
-        Message::RequestTrailers(_) => |answer| matches!(answer, Answer::RequestTrailers(_)),
-        Message::ResponseTrailers(_) => |answer| matches!(answer, Answer::ResponseTrailers(_)),
+        Processor::new(self.scope.worker, self.scope.manager, filter, config, by_route)
     }
 }
 

@@ -87,7 +87,7 @@ impl RequestContext<'_> {
                 through
             }
             // The content that a script has read is sent as it is.
-            (None, Some(_)) if scripted.is_some() => None,
+            (None, Some(_)) if scripted.as_ref().is_some_and(|body| body.is_collected()) => None,
             (None, Some(accepted)) => compress(accepted, framing, self.exchange.response),
         };
         let through = match (decoding, through) {
@@ -116,6 +116,9 @@ impl RequestContext<'_> {
             None => Flow::new(framing, out_framing, limits, false),
             Some(mut body) => {
                 body.set_framing(out_framing);
+                if !body.is_collected() {
+                    body.forget();
+                }
                 *body
             }
         };
@@ -223,6 +226,14 @@ impl RequestContext<'_> {
 
     /// Answers a failure, if the client can still get a response.
     pub(crate) async fn answer_failure(&mut self, error: &Error) {
+        if error.kind == Kind::ProcessorEnded && !error.response_started {
+            self.outcome.reusable = false;
+            match Box::pin(self.answer_for_processor()).await {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(error) => return self.count_failure(&error.kind),
+            }
+        }
         self.count_failure(&error.kind);
         let mut answer = error.response();
         if error.kind == Kind::Revoked

@@ -52,28 +52,38 @@ impl ResponseBody<'_> {
 }
 
 impl RequestContext<'_> {
-    /// Reads the body of the response, if that has not been done. Returns false if it exceeds the limit.
-    ///
-    /// # Errors
-    /// The upstream fails, or a deadline passes.
-    pub(crate) async fn load_response_body(&mut self, body: &mut ResponseBody<'_>) -> Result<bool, Error> {
-        if body.content.is_none()
-            && let BodySource::Upstream { framing, flow, is_sent, deadlines } = &mut body.source
-        {
-            let Some(mut upstream) = self.outcome.upstream.take() else { return Ok(true) };
-            let limits = upstream.link.pool().cluster.head_limits();
+    /// Returns the body of a response that is not in memory, after its decompression.
+    pub(crate) fn response_flow<'b>(&mut self, body: &'b mut ResponseBody<'_>) -> Option<&'b mut Flow> {
+        let BodySource::Upstream { framing, flow, .. } = &mut body.source else { return None };
+        if flow.is_none() {
+            let limits = self.outcome.upstream.as_ref()?.link.pool().cluster.head_limits();
             let mut read = Box::new(Flow::new(*framing, *framing, limits, true));
             let state = self.decision.response_filters.as_deref_mut();
             if let Some(decoding) = state.and_then(|state| state.decoding.take()) {
                 read.convert(Conversion::Decompress(decoding));
             }
+            *flow = Some(read);
+        }
+        flow.as_deref_mut()
+    }
+
+    /// Reads the body of the response, if that has not been done. Returns false if it exceeds the limit.
+    ///
+    /// # Errors
+    /// The upstream fails, or a deadline passes.
+    pub(crate) async fn load_response_body(&mut self, body: &mut ResponseBody<'_>) -> Result<bool, Error> {
+        if body.content.is_some() || self.response_flow(body).is_none() {
+            return Ok(true);
+        }
+        if let BodySource::Upstream { flow: Some(read), is_sent, deadlines, .. } = &mut body.source {
+            let Some(mut upstream) = self.outcome.upstream.take() else { return Ok(true) };
             let origin = self.exchange.downstream.origin.clone();
             let admitted = admitted_request!(self, &origin, &upstream.link);
             let admission = &mut self.decision.admission;
             let revoked = || admission.deadline(admitted.worker, || admitted.revalidate());
             let mut client = Client::new(self.exchange.downstream, deadlines, &mut self.exchange.body, false);
             client.complete = *is_sent;
-            let result = client.collect(&mut upstream.wire, &mut read, MAX_BODY, revoked).await;
+            let result = client.collect(&mut upstream.wire, read, MAX_BODY, revoked).await;
             *is_sent = client.complete;
             if let Err(error) = &result
                 && !matches!(error.kind, Kind::ResponseTimeout | Kind::Revoked)
@@ -87,7 +97,6 @@ impl RequestContext<'_> {
             let Some(kept) = kept else { return Ok(false) };
             body.content = Some(kept.to_vec());
             body.trailers = read.trailers().cloned();
-            *flow = Some(read);
         }
         Ok(true)
     }

@@ -17,9 +17,10 @@ use crate::{
     worker::downstream::Downstream,
 };
 use skysail_http::{
-    flow::{Flow, TransferError},
+    flow::Flow,
     head::ResponseHead,
     http1::{ConnectionOptions, Framing, HeadLimits, Scan},
+    stage::TransferError,
     timer::{self, Timer, earlier},
     wire::Wire,
 };
@@ -251,6 +252,7 @@ impl<'a> Client<'a> {
                 }
                 Poll::Ready(Err(TransferError::Sender)) => return failed(Kind::UpstreamClosed),
                 Poll::Ready(Err(TransferError::Malformed)) => return failed(Kind::UpstreamProtocol),
+                Poll::Ready(Err(TransferError::Stage)) => return failed(Kind::ProcessorEnded),
                 Poll::Pending => {}
             }
             self.poll_request(cx, upstream)?;
@@ -278,11 +280,48 @@ impl<'a> Client<'a> {
             match body.poll_collect(cx, upstream, limit) {
                 Poll::Ready(Ok(())) => return Poll::Ready(Ok(())),
                 Poll::Ready(Err(TransferError::Malformed)) => return failed(Kind::UpstreamProtocol),
+                Poll::Ready(Err(TransferError::Stage)) => return failed(Kind::ProcessorEnded),
                 Poll::Ready(Err(_)) => return failed(Kind::UpstreamClosed),
                 Poll::Pending => {}
             }
             self.poll_request(cx, upstream)?;
             if self.is_closed(cx) {
+                return failed(Kind::DownstreamClosed);
+            }
+            self.deadlines.note_progress(upstream.received() + upstream.sent());
+            self.deadlines.revoked = revoked();
+            self.deadlines.poll(cx, self.timer, self.complete, false).map(|kind| Err(Error::new(kind)))
+        })
+        .await
+    }
+
+    /// Waits for `ready`, such as an answer of an external processor, while the rest of the request is sent and `body`,
+    /// the response's body, is given to its stage. `revoked` is as in [`Self::request`].
+    pub(crate) async fn process<T>(
+        &mut self,
+        upstream: &mut Wire,
+        mut body: Option<&mut Flow>,
+        mut ready: impl FnMut(&mut Context<'_>) -> Poll<T>,
+        mut revoked: impl FnMut() -> Option<Instant>,
+    ) -> Result<T, Error> {
+        poll_fn(|cx| {
+            if let Poll::Ready(found) = ready(cx) {
+                return Poll::Ready(Ok(found));
+            }
+            match body.as_mut().map(|body| body.poll_fill_stage(cx, upstream)) {
+                Some(Poll::Ready(Err(TransferError::Malformed))) => return failed(Kind::UpstreamProtocol),
+                Some(Poll::Ready(Err(TransferError::Stage))) => return failed(Kind::ProcessorEnded),
+                Some(Poll::Ready(Err(_))) => return failed(Kind::UpstreamClosed),
+                // What the stage has taken is sent to the processor by the next poll.
+                Some(_) => {
+                    if let Poll::Ready(found) = ready(cx) {
+                        return Poll::Ready(Ok(found));
+                    }
+                }
+                None => {}
+            }
+            self.poll_request(cx, upstream)?;
+            if self.is_gone(cx) {
                 return failed(Kind::DownstreamClosed);
             }
             self.deadlines.note_progress(upstream.received() + upstream.sent());
@@ -314,6 +353,7 @@ impl<'a> Client<'a> {
             Poll::Ready(Err(TransferError::Receiver)) => self.stalled = true,
             Poll::Ready(Err(TransferError::Sender)) => return Err(Error::new(Kind::DownstreamClosed)),
             Poll::Ready(Err(TransferError::Malformed)) => return Err(Error::new(Kind::DownstreamProtocol)),
+            Poll::Ready(Err(TransferError::Stage)) => return Err(Error::new(Kind::ProcessorEnded)),
         }
         Ok(())
     }
@@ -344,19 +384,57 @@ pub(crate) async fn unless_closed<T>(
     Client::new(exchange.downstream, &mut Deadlines::default(), &mut exchange.body, false).wait(call).await
 }
 
+/// Sends the interim response that the client waits for before it sends the body.
+pub(crate) fn send_continue(exchange: &mut Exchange<'_>) {
+    if exchange.request.header("expect").is_some_and(|value| value.eq_ignore_ascii_case(b"100-continue")) {
+        exchange.request.remove("expect");
+        exchange.downstream.wire.interim(&ResponseHead::build(100, &[]), exchange.request.method());
+    }
+}
+
+/// Waits for `ready`, an answer of an external processor, while the request's body is given to its stage.
+///
+/// # Errors
+/// The client fails, or it sends nothing within `idle_timeout`.
+pub(crate) async fn fill_stage<T>(
+    idle_timeout: Option<Duration>,
+    exchange: &mut Exchange<'_>,
+    mut ready: impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Result<T, Error> {
+    let mut deadlines = Deadlines::new(None, None, None, idle_timeout);
+    let Downstream { wire, timer, .. } = &mut *exchange.downstream;
+    let body = &mut exchange.body;
+    poll_fn(|cx| {
+        if let Poll::Ready(found) = ready(cx) {
+            return Poll::Ready(Ok(found));
+        }
+        if matches!(wire.poll_flush(cx), Poll::Ready(Err(_))) || wire.is_gone(cx) {
+            return failed(Kind::DownstreamClosed);
+        }
+        match body.poll_fill_stage(cx, wire) {
+            Poll::Ready(Err(TransferError::Malformed)) => return failed(Kind::DownstreamProtocol),
+            Poll::Ready(Err(TransferError::Stage)) => return failed(Kind::ProcessorEnded),
+            Poll::Ready(Err(_)) => return failed(Kind::DownstreamClosed),
+            Poll::Ready(Ok(())) | Poll::Pending => {}
+        }
+        // What the stage has taken is sent to the processor by the next poll.
+        if let Poll::Ready(found) = ready(cx) {
+            return Poll::Ready(Ok(found));
+        }
+        deadlines.note_progress(wire.received());
+        deadlines.poll(cx, timer, false, false).map(|kind| Err(Error::new(kind)))
+    })
+    .await
+}
+
 /// Reads the request's body until its end, or until more than `limit` bytes are kept.
 pub(crate) async fn collect(
     manager: &HttpManager,
     exchange: &mut Exchange<'_>,
     limit: usize,
 ) -> Result<(), Error> {
-    let wire = &mut exchange.downstream.wire;
-    if exchange.request.header("expect").is_some_and(|value| value.eq_ignore_ascii_case(b"100-continue")) {
-        // The client does not send the body before the interim response.
-        exchange.request.remove("expect");
-        wire.interim(&ResponseHead::build(100, &[]), exchange.request.method());
-    }
-    let body = &mut exchange.body;
+    send_continue(exchange);
+    let (wire, body) = (&mut exchange.downstream.wire, &mut exchange.body);
     let read = poll_fn(|cx| {
         if matches!(wire.poll_flush(cx), Poll::Ready(Err(_))) {
             return Poll::Ready(Err(TransferError::Receiver));
@@ -375,6 +453,7 @@ pub(crate) async fn collect(
     match read {
         Some(Ok(())) => Ok(()),
         Some(Err(TransferError::Malformed)) => Err(Error::new(Kind::DownstreamProtocol)),
+        Some(Err(TransferError::Stage)) => Err(Error::new(Kind::ProcessorEnded)),
         Some(Err(_)) => Err(Error::new(Kind::DownstreamClosed)),
         None => Err(Error::new(late)),
     }

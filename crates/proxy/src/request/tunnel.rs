@@ -15,11 +15,12 @@ use crate::{
     worker::downstream::Downstream,
 };
 use skysail_http::{
-    flow::{Flow, TransferError},
+    flow::Flow,
     http1::{
         Framing, HeadLimits,
         write::{self, Persistence},
     },
+    stage::TransferError,
     timer::{Timer, earlier},
     wire::Wire,
 };

@@ -330,7 +330,7 @@ fn filter(manager: &mut HttpManager, proto: &HttpFilter, any: &Any, strict: bool
         }
         "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor" => {
             manager.processes_responses = true;
-            FilterKind::ExternalProcessing(Box::new(processing::translate(&unpack(any)?)?))
+            FilterKind::ExternalProcessing(Arc::new(processing::translate(&unpack(any)?)?))
         }
         _ if proto.disabled => return Err(Reject::new("this filter cannot be disabled: remove it")),
         _ => return unordered_filter(manager, proto, any, strict),

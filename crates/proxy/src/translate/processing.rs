@@ -34,6 +34,8 @@ use skysail_policy::{
 
 /// Envoy's default timeout of an answer.
 const TIMEOUT: Duration = Duration::from_millis(200);
+/// Envoy's default time for the end of the call of an observing processor.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Envoy's default status after a failure.
 const STATUS_ON_ERROR: u16 = 500;
 
@@ -61,7 +63,7 @@ pub(super) fn translate(proto: &ExternalProcessor) -> Result<ExternalProcessing>
             let reason = "excludes route_cache_action: use only route_cache_action";
             return Err(Reject::new(reason).at_field("disable_clear_route_cache"));
         }
-        (false, RouteCacheAction::Default) => RouteReselection::IfAsked,
+        (false, RouteCacheAction::Default) => RouteReselection::OnRequest,
         (false, RouteCacheAction::Clear) => RouteReselection::Always,
         (false, RouteCacheAction::Retain) => RouteReselection::Never,
     };
@@ -91,6 +93,10 @@ pub(super) fn translate(proto: &ExternalProcessor) -> Result<ExternalProcessing>
         },
         route,
         allow_immediate: !proto.disable_immediate_response,
+        observes: match proto.observability_mode {
+            true => Some(time(proto.deferred_close_timeout, "deferred_close_timeout", CLOSE_TIMEOUT)?),
+            false => None,
+        },
     })
 }
 

@@ -1,6 +1,6 @@
 //! An external processor.
 
-use std::pin::Pin;
+use std::{pin::Pin, sync::Mutex};
 
 use serde_json::Value;
 use skysail_xds::envoy::pb::{
@@ -13,7 +13,7 @@ use skysail_xds::envoy::pb::{
         service::ext_proc::v3::{
             BodyMutation, BodyResponse, CommonResponse, GrpcStatus, HeaderMutation, HeadersResponse,
             HttpBody, HttpHeaders, ImmediateResponse, ProcessingRequest, ProcessingResponse,
-            TrailersResponse,
+            StreamedBodyResponse, TrailersResponse,
             body_mutation::Mutation,
             common_response::ResponseStatus,
             external_processor_server::{ExternalProcessor, ExternalProcessorServer},
@@ -24,11 +24,16 @@ use skysail_xds::envoy::pb::{
     },
     google::protobuf::{BoolValue, Duration, Struct, Value as ValueProto, value::Kind},
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::Notify};
 use tokio_stream::{Stream, wrappers::TcpListenerStream};
 use tonic::{Request, Response, Status, Streaming, transport::Server};
 
 use super::files::cluster;
+
+/// Messages to processors that only observe: the path of the request, and what they are.
+pub(crate) static OBSERVED: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
+/// Notified of each of them.
+pub(crate) static ARRIVED: Notify = Notify::const_new();
 
 /// A processor whose behaviour the path of a request selects. It adds what it got to headers.
 struct Processes;
@@ -48,12 +53,40 @@ impl ExternalProcessor for Processes {
         let (sender, answers) = tokio::sync::mpsc::channel(8);
         tokio::spawn(async move {
             let (mut path, mut count) = (String::new(), 0);
+            let (mut streams, mut streamed) = ([false; 2], Streamed::default());
             while let Ok(Some(message)) = messages.message().await {
                 count += 1;
+                if let Some(config) = &message.protocol_config {
+                    let modes = [config.request_body_mode(), config.response_body_mode()];
+                    streams = modes.map(|mode| mode == BodySendMode::FullDuplexStreamed);
+                }
                 if let Some(Message::RequestHeaders(headers)) = &message.request {
                     path = field(headers, ":path").unwrap_or_default();
                 }
-                for answer in answer(&path, count, message, call.as_deref()) {
+                if message.observability_mode {
+                    let text = format!("{:?}", message.request.as_ref().unwrap());
+                    let kind = text.split('(').next().unwrap();
+                    let seen = match message.request.as_ref().unwrap() {
+                        Message::RequestBody(body) | Message::ResponseBody(body) => {
+                            format!("{kind} {}", String::from_utf8_lossy(&body.body))
+                        }
+                        _ => kind.to_owned(),
+                    };
+                    OBSERVED.lock().unwrap().push((path.clone(), seen));
+                    ARRIVED.notify_waiters();
+                    if path.starts_with("/fail") {
+                        let _ = sender.send(Err(Status::internal("no"))).await;
+                        return;
+                    }
+                    continue;
+                }
+                let is_request = is_of_request(message.request.as_ref().unwrap());
+                let answers = if streams[usize::from(!is_request)] {
+                    streamed.answers(&path, message)
+                } else {
+                    answer(&path, count, message, call.as_deref())
+                };
+                for answer in answers {
                     let is_end = answer.is_err();
                     if sender.send(answer).await.is_err() || is_end {
                         return;
@@ -66,6 +99,83 @@ impl ExternalProcessor for Processes {
         });
         Ok(Response::new(Box::pin(tokio_stream::wrappers::ReceiverStream::new(answers))))
     }
+}
+
+/// The state of a processor that returns bodies in chunks of its own.
+#[derive(Default)]
+struct Streamed {
+    /// Messages that wait for the end of the body.
+    waiting: Vec<ProcessingRequest>,
+}
+
+impl Streamed {
+    /// Returns the answers to a message. A path decides whether they wait for the whole body.
+    fn answers(&mut self, path: &str, message: ProcessingRequest) -> Vec<Result<ProcessingResponse, Status>> {
+        let is_end = match message.request.as_ref().unwrap() {
+            Message::RequestHeaders(headers) | Message::ResponseHeaders(headers) => headers.end_of_stream,
+            Message::RequestBody(body) | Message::ResponseBody(body) => body.end_of_stream,
+            Message::RequestTrailers(_) | Message::ResponseTrailers(_) => true,
+        };
+        let is_headers =
+            matches!(message.request, Some(Message::RequestHeaders(_) | Message::ResponseHeaders(_)));
+        match path {
+            "/early" if !is_headers => return vec![Ok(chunk(&message.request.unwrap(), Vec::new(), true))],
+            "/lost" if !is_headers => return vec![Err(Status::internal("no"))],
+            "/immediate-late" if is_end => return vec![Ok(teapot())],
+            "/first" if is_headers => {
+                let body = match message.request.as_ref().unwrap() {
+                    Message::RequestHeaders(_) => Message::RequestBody(HttpBody::default()),
+                    _ => Message::ResponseBody(HttpBody::default()),
+                };
+                return vec![Ok(chunk(&body, b"first".to_vec(), false))];
+            }
+            _ => {}
+        }
+        self.waiting.push(message);
+        if path.starts_with("/whole") && !is_end {
+            return Vec::new();
+        }
+        let mut answers = Vec::new();
+        for message in std::mem::take(&mut self.waiting) {
+            match message.request.as_ref().unwrap() {
+                Message::RequestBody(body) | Message::ResponseBody(body) => {
+                    // Each chunk becomes two, of other lengths.
+                    let text = String::from_utf8_lossy(&body.body).to_uppercase();
+                    let (first, second) = text.split_at(text.len() / 2);
+                    let request = message.request.as_ref().unwrap();
+                    answers.push(Ok(chunk(request, first.into(), false)));
+                    answers.push(Ok(chunk(request, second.into(), body.end_of_stream)));
+                }
+                _ => answers.extend(answer("/a", 2, message, None)),
+            }
+        }
+        answers
+    }
+}
+
+/// Returns a chunk of a body.
+fn chunk(request: &Message, body: Vec<u8>, end_of_stream: bool) -> ProcessingResponse {
+    let chunk = StreamedBodyResponse { body, end_of_stream, ..StreamedBodyResponse::default() };
+    let mutation = Some(BodyMutation { mutation: Some(Mutation::StreamedResponse(chunk)) });
+    let response = Some(CommonResponse { body_mutation: mutation, ..CommonResponse::default() });
+    plain(match request {
+        Message::RequestBody(_) => Answer::RequestBody(BodyResponse { response }),
+        _ => Answer::ResponseBody(BodyResponse { response }),
+    })
+}
+
+fn is_of_request(message: &Message) -> bool {
+    matches!(message, Message::RequestHeaders(_) | Message::RequestBody(_) | Message::RequestTrailers(_))
+}
+
+fn teapot() -> ProcessingResponse {
+    plain(Answer::ImmediateResponse(ImmediateResponse {
+        status: Some(HttpStatus { code: 418 }),
+        headers: Some(set(&[("x-reason", "teapot"), ("x-envoy-a", "b")])),
+        body: b"short and stout".to_vec(),
+        grpc_status: Some(GrpcStatus { status: 9 }),
+        details: "teapot".to_owned(),
+    }))
 }
 
 fn field(headers: &HttpHeaders, name: &str) -> Option<String> {
@@ -101,6 +211,32 @@ fn attribute(message: &ProcessingRequest, name: &str) -> Option<Kind> {
     message.attributes.get("envoy.filters.http.ext_proc")?.fields.get(name)?.kind.clone()
 }
 
+/// Returns the answers to a chunk, for paths that begin with `/body-`. Others are answered like other messages.
+fn answer_to_chunk(path: &str, request: &Message) -> Option<Vec<Result<ProcessingResponse, Status>>> {
+    let is_body = matches!(request, Message::RequestBody(_) | Message::ResponseBody(_));
+    if !is_body || path.ends_with("-response") == is_of_request(request) {
+        return None;
+    }
+    Some(match path.trim_end_matches("-response") {
+        "/body-immediate" => vec![Ok(teapot())],
+        "/body-fail" => vec![Err(Status::internal("no"))],
+        "/body-silent" => Vec::new(),
+        "/body-twice" => {
+            let answer = || match request {
+                Message::RequestBody(_) => Answer::RequestBody(BodyResponse::default()),
+                _ => Answer::ResponseBody(BodyResponse::default()),
+            };
+            vec![Ok(plain(answer())), Ok(plain(answer()))]
+        }
+        "/body-huge" => {
+            let new = common(set(&[]), Some(&"x".repeat(3 << 20)));
+            vec![Ok(plain(Answer::RequestBody(BodyResponse { response: Some(new) })))]
+        }
+        "/body-streamed" => vec![Ok(chunk(request, b"x".to_vec(), false))],
+        _ => return None,
+    })
+}
+
 /// Returns the answers to a message; an error ends the call.
 fn answer(
     path: &str,
@@ -113,8 +249,10 @@ fn answer(
     let metadata = message.metadata_context.clone().unwrap_or_default();
     let metadata = metadata.filter_metadata.keys().cloned().collect::<Vec<_>>().join(",");
     let request = message.request.unwrap();
-    let is_request =
-        matches!(request, Message::RequestHeaders(_) | Message::RequestBody(_) | Message::RequestTrailers(_));
+    let is_request = is_of_request(&request);
+    if let Some(answers) = answer_to_chunk(path, &request) {
+        return answers;
+    }
     match path {
         path if path.starts_with("/fail") => return vec![Err(Status::internal("no"))],
         path if path.starts_with("/end") => return Vec::new(),
@@ -137,13 +275,7 @@ fn answer(
             return answers;
         }
         path if path.starts_with("/immediate") && path.starts_with("/immediate-response") != is_request => {
-            return vec![Ok(plain(Answer::ImmediateResponse(ImmediateResponse {
-                status: Some(HttpStatus { code: 418 }),
-                headers: Some(set(&[("x-reason", "teapot"), ("x-envoy-a", "b")])),
-                body: b"short and stout".to_vec(),
-                grpc_status: Some(GrpcStatus { status: 9 }),
-                details: "teapot".to_owned(),
-            })))];
+            return vec![Ok(teapot())];
         }
         _ => {}
     }

@@ -5,7 +5,8 @@ use skysail_xds::envoy::pb::envoy::{
     service::ext_proc::v3::{HeaderMutation, body_mutation::Mutation},
 };
 
-use crate::{request::processor::ProcessorFailure, script::set_pseudo};
+use super::ProcessorFailure;
+use crate::script::set_pseudo;
 use skysail_http::{
     head::{Headers, RequestHead, ResponseHead},
     http1::parse,
@@ -23,7 +24,7 @@ const OWN: [&str; 7] =
     ["connection", "content-length", "keep-alive", "proxy-connection", "te", "transfer-encoding", "upgrade"];
 
 /// The headers that are changed.
-pub(super) enum Head<'h> {
+pub(crate) enum Head<'h> {
     Request(&'h mut RequestHead),
     Response(&'h mut ResponseHead),
     Trailers(&'h mut Headers),
@@ -39,18 +40,23 @@ impl Head<'_> {
     }
 }
 
-/// Applies a mutation: removals first, as in Envoy. Changes of the proxy's own headers are ignored.
+/// Applies a mutation: removals first, as in Envoy. Changes of the proxy's own headers are ignored. Returns the number
+/// of changes that the rules do not allow.
 ///
 /// # Errors
 /// A change is invalid, or the rules do not allow it and say that this is an error.
-pub(super) fn apply(
+pub(crate) fn apply(
     rules: &MutationRules,
     mutation: &HeaderMutation,
     head: &mut Head<'_>,
-) -> Result<(), ProcessorFailure> {
-    let refuse = |allowed: bool| match allowed {
+) -> Result<u64, ProcessorFailure> {
+    let mut rejected = 0;
+    let mut refuse = |allowed: bool| match allowed {
         false if rules.disallowed_is_error => Err(ProcessorFailure::Invalid("rejected_header_mutation")),
-        allowed => Ok(allowed),
+        allowed => {
+            rejected += u64::from(!allowed);
+            Ok(allowed)
+        }
     };
     for name in &mutation.remove_headers {
         let name = name.to_ascii_lowercase();
@@ -67,7 +73,7 @@ pub(super) fn apply(
     }
     let fields = head.fields();
     let size: usize = fields.iter().map(|(name, value)| name.len() + value.len()).sum();
-    if size > MAX_HEAD { Err(ProcessorFailure::Invalid("headers_too_large")) } else { Ok(()) }
+    if size > MAX_HEAD { Err(ProcessorFailure::Invalid("headers_too_large")) } else { Ok(rejected) }
 }
 
 fn value(header: &HeaderValue) -> &[u8] {
@@ -129,7 +135,7 @@ fn field(name: &[u8], value: &[u8]) -> HeaderValue {
 }
 
 /// Returns the new content of a body. The maximum size of an answer bounds it.
-pub(super) fn content(mutation: Option<Mutation>) -> Result<Vec<u8>, ProcessorFailure> {
+pub(crate) fn content(mutation: Option<Mutation>) -> Result<Vec<u8>, ProcessorFailure> {
     match mutation {
         Some(Mutation::Body(content)) => Ok(content),
         Some(Mutation::ClearBody(true)) => Ok(Vec::new()),
@@ -138,7 +144,7 @@ pub(super) fn content(mutation: Option<Mutation>) -> Result<Vec<u8>, ProcessorFa
 }
 
 /// Returns the fields of a request, with its pseudo-header fields.
-pub(super) fn request_fields(config: &ExternalProcessing, head: &RequestHead) -> HeaderMap {
+pub(crate) fn request_fields(config: &ExternalProcessing, head: &RequestHead) -> HeaderMap {
     let pseudo = [":authority", ":method", ":path", ":scheme"].into_iter().filter_map(|name| {
         let value = head.pseudo_header(name).filter(|value| !value.is_empty())?;
         is_sent(config, name).then(|| field(name.as_bytes(), value.as_bytes()))
@@ -147,14 +153,14 @@ pub(super) fn request_fields(config: &ExternalProcessing, head: &RequestHead) ->
 }
 
 /// Returns the fields of a response, with its status.
-pub(super) fn response_fields(config: &ExternalProcessing, head: &ResponseHead) -> HeaderMap {
+pub(crate) fn response_fields(config: &ExternalProcessing, head: &ResponseHead) -> HeaderMap {
     let status = field(b":status", head.status().to_string().as_bytes());
     let status = is_sent(config, ":status").then_some(status);
     HeaderMap { headers: status.into_iter().chain(fields(config, head)).collect() }
 }
 
 /// Returns fields as the processor gets them.
-pub(super) fn fields(config: &ExternalProcessing, headers: &Headers) -> Vec<HeaderValue> {
+pub(crate) fn fields(config: &ExternalProcessing, headers: &Headers) -> Vec<HeaderValue> {
     let all = headers.iter().map(|(name, value)| field(name, value));
     all.filter(|header| is_sent(config, &header.key)).collect()
 }
@@ -174,7 +180,7 @@ mod tests {
         HeaderMutation { set_headers: vec![option], remove_headers: Vec::new() }
     }
 
-    fn set_one(head: &mut Head<'_>, key: &str, value: &str) -> Result<(), ProcessorFailure> {
+    fn set_one(head: &mut Head<'_>, key: &str, value: &str) -> Result<u64, ProcessorFailure> {
         apply(&MutationRules::default(), &one(key, value), head)
     }
 

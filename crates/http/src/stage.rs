@@ -1,0 +1,211 @@
+//! Stages of a body: another party takes its content and returns other content later.
+//!
+//! A stage takes content only while it is open, so it holds a bounded number of bytes. Conversions before and after a
+//! stage apply to what it takes and to what it returns.
+
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+
+use crate::{
+    grpc_web::{Conversion, InvalidContent},
+    head::Headers,
+};
+
+/// Maximum size in bytes of content that is joined from pieces that have arrived together.
+const JOINED: usize = 64 << 10;
+
+/// Reason for the failure of a transfer.
+#[derive(Debug)]
+pub enum TransferError {
+    /// The sender closed early, or its connection failed.
+    Sender,
+    /// The sender violated the protocol.
+    Malformed,
+    /// The receiver's connection failed.
+    Receiver,
+    /// A stage has ended the exchange.
+    Stage,
+}
+
+/// A part of a body.
+#[derive(Debug, Default)]
+pub struct BodyPart {
+    /// Content; may be empty.
+    pub data: Bytes,
+    /// Nothing follows.
+    pub end: bool,
+    /// Trailer fields, at the end.
+    pub trailers: Option<Headers>,
+}
+
+/// Error: the other party has ended the exchange. It knows why.
+#[derive(Debug)]
+pub struct StageFailed;
+
+/// Another party that processes the content of a body.
+pub trait Stage {
+    /// Returns the next part of the result.
+    ///
+    /// # Errors
+    /// The exchange must end.
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<BodyPart, StageFailed>>;
+
+    /// Returns whether the stage takes content. A stage that does not take any wakes the task of the last poll once it
+    /// does again.
+    fn is_open(&self) -> bool;
+
+    /// Takes the next part of the body. The stage is open.
+    fn push(&mut self, piece: BodyPart);
+}
+
+/// What the content of a body passes on its way: conversions, and stages.
+pub(crate) enum Through {
+    Conversion(Conversion),
+    Stage(Staged),
+}
+
+/// A stage, with the conversions around it.
+pub(crate) struct Staged {
+    stage: Box<dyn Stage>,
+    before: Option<Box<Through>>,
+    after: Option<Conversion>,
+    /// Content that was read before the stage began.
+    first: Option<BodyPart>,
+    /// The stage has taken the whole body.
+    is_taken: bool,
+}
+
+/// Source of a body's parts.
+pub(crate) type Source<'s> = &'s mut dyn FnMut(&mut Context<'_>) -> Poll<Result<BodyPart, TransferError>>;
+
+impl Staged {
+    pub(crate) fn new(stage: Box<dyn Stage>, before: Option<Box<Through>>, first: Option<BodyPart>) -> Self {
+        Self { stage, before, after: None, first, is_taken: false }
+    }
+
+    /// Returns the next part of the result.
+    pub(crate) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        source: Source<'_>,
+    ) -> Poll<Result<BodyPart, TransferError>> {
+        loop {
+            if let Poll::Ready(next) = self.stage.poll_next(cx) {
+                let mut piece = next.map_err(|_| TransferError::Stage)?;
+                if let Some(after) = &mut self.after {
+                    piece = convert(after, piece)?;
+                }
+                return Poll::Ready(Ok(piece));
+            }
+            ready!(self.poll_take(cx, source))?;
+        }
+    }
+
+    /// Gives content to the stage without waiting for its result. Pending if it takes no more.
+    pub(crate) fn poll_fill(
+        &mut self,
+        cx: &mut Context<'_>,
+        source: Source<'_>,
+    ) -> Poll<Result<(), TransferError>> {
+        loop {
+            ready!(self.poll_take(cx, source))?;
+        }
+    }
+
+    /// Gives one part of the body to the stage.
+    fn poll_take(&mut self, cx: &mut Context<'_>, source: Source<'_>) -> Poll<Result<(), TransferError>> {
+        if self.is_taken || !self.stage.is_open() {
+            return Poll::Pending;
+        }
+        let piece = match self.first.take() {
+            Some(first) => first,
+            None => ready!(self.poll_source(cx, source))?,
+        };
+        self.is_taken = piece.end;
+        self.stage.push(piece);
+        Poll::Ready(Ok(()))
+    }
+
+    /// Reads the next part of the body, with all parts that have arrived with it.
+    fn poll_source(
+        &mut self,
+        cx: &mut Context<'_>,
+        source: Source<'_>,
+    ) -> Poll<Result<BodyPart, TransferError>> {
+        let before = &mut self.before;
+        let mut read = |cx: &mut Context<'_>| match before {
+            Some(before) => before.poll(cx, source),
+            None => source(cx),
+        };
+        let mut piece = ready!(read(cx))?;
+        if piece.end || piece.data.len() >= JOINED {
+            return Poll::Ready(Ok(piece));
+        }
+        let mut joined = BytesMut::from(&*piece.data);
+        while !piece.end && joined.len() < JOINED {
+            match read(cx)? {
+                Poll::Pending if joined.is_empty() => return Poll::Pending,
+                Poll::Pending => break,
+                Poll::Ready(next) => {
+                    joined.extend_from_slice(&next.data);
+                    (piece.end, piece.trailers) = (next.end, next.trailers);
+                }
+            }
+        }
+        piece.data = joined.freeze();
+        Poll::Ready(Ok(piece))
+    }
+}
+
+impl Through {
+    /// Returns this way followed by a conversion.
+    pub(crate) fn then(self, next: Conversion) -> Self {
+        let both = |first, next| Conversion::Then(Box::new([first, next]));
+        match self {
+            Self::Conversion(first) => Self::Conversion(both(first, next)),
+            Self::Stage(mut staged) => {
+                let first = staged.after.take();
+                staged.after = Some(match first {
+                    Some(first) => both(first, next),
+                    None => next,
+                });
+                Self::Stage(staged)
+            }
+        }
+    }
+
+    /// Returns the trailers that a conversion has appended to the content.
+    pub(crate) fn trailers(&self) -> Option<&Headers> {
+        match self {
+            Self::Conversion(conversion) => conversion.trailers(),
+            Self::Stage(staged) => staged.after.as_ref()?.trailers(),
+        }
+    }
+
+    /// Returns the next part of the result. It may be empty before the end.
+    pub(crate) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        source: Source<'_>,
+    ) -> Poll<Result<BodyPart, TransferError>> {
+        match self {
+            Self::Conversion(conversion) => {
+                let piece = ready!(source(cx))?;
+                Poll::Ready(Ok(convert(conversion, piece)?))
+            }
+            Self::Stage(staged) => staged.poll(cx, source),
+        }
+    }
+}
+
+fn convert(conversion: &mut Conversion, mut piece: BodyPart) -> Result<BodyPart, InvalidContent> {
+    piece.data = conversion.piece(piece.data, piece.end, &mut piece.trailers)?;
+    Ok(piece)
+}
+
+impl From<InvalidContent> for TransferError {
+    fn from(InvalidContent: InvalidContent) -> Self {
+        Self::Malformed
+    }
+}
