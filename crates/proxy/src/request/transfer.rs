@@ -321,7 +321,7 @@ impl<'a> Client<'a> {
                 None => {}
             }
             self.poll_request(cx, upstream)?;
-            if self.is_gone(cx) {
+            if self.is_closed(cx) {
                 return failed(Kind::DownstreamClosed);
             }
             self.deadlines.note_progress(upstream.received() + upstream.sent());
@@ -408,7 +408,7 @@ pub(crate) async fn fill_stage<T>(
         if let Poll::Ready(found) = ready(cx) {
             return Poll::Ready(Ok(found));
         }
-        if matches!(wire.poll_flush(cx), Poll::Ready(Err(_))) || wire.is_gone(cx) {
+        if matches!(wire.poll_flush(cx), Poll::Ready(Err(_))) || wire.is_closed(cx) {
             return failed(Kind::DownstreamClosed);
         }
         match body.poll_fill_stage(cx, wire) {
