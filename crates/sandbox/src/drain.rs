@@ -24,7 +24,8 @@ const MAX_PAGE: usize = 16 << 10;
 
 /// Drains the inbound connections of the sidecar in this thread's network namespace. Returns at once if no sidecar answers.
 pub(crate) async fn inbound() {
-    let connections = format!("/stats?filter={INBOUND_PORT}.downstream_cx_active");
+    // A connection in its handshake has no request yet, but will have one.
+    let connections = format!("/stats?filter={INBOUND_PORT}.downstream_.*cx_active");
     let drained = async {
         page("POST", "/drain_listeners?inboundonly").await?;
         while active(&page("GET", &connections).await?) {
@@ -68,6 +69,9 @@ mod tests {
     fn a_listener_without_connections_or_without_statistics_is_drained() {
         assert!(active("listener.0.0.0.0_15006.downstream_cx_active: 1\n"));
         assert!(!active("listener.0.0.0.0_15006.downstream_cx_active: 0\n"));
+        let in_handshake = "listener.0.0.0.0_15006.downstream_cx_active: 0\n\
+                            listener.0.0.0.0_15006.downstream_pre_cx_active: 1\n";
+        assert!(active(in_handshake));
         assert!(!active(""));
     }
 }

@@ -48,16 +48,20 @@ pub(crate) async fn serve(
 ) {
     let registered = connections.register(poll_fn(|cx| Poll::Ready(cx.waker().clone())).await);
     let (begins, _) = worker.overload.begin(Instant::now());
+    let accepting = worker.shard.listener(&entry);
+    accepting.pre_cx_active.inc();
     // Boxed: this future is much larger than the task of a connection that is idle.
-    let Some((connection, early, _counted)) =
-        Box::pin(begin(&worker, (connections, registered), entry, tcp, source)).await
-    else {
+    let begun = Box::pin(begin(&worker, (connections, registered), entry, tcp, source)).await;
+    let Some((connection, early, _counted)) = begun else {
+        accepting.pre_cx_active.dec();
         return;
     };
     drop(begins);
     let listener = worker.shard.listener(&connection.origin.listener.name);
     listener.cx_total.inc();
     listener.cx_active.inc();
+    // A scrape sees the connection at every time.
+    accepting.pre_cx_active.dec();
     match connection.origin.chain.terminal.clone() {
         Terminal::Http(manager) => serve::run(&worker, connection, manager).await,
         Terminal::Tcp(proxy) => Box::pin(tcp::run(&worker, *connection, early, proxy)).await,

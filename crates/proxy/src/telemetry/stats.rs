@@ -244,6 +244,7 @@ set! {
     ListenerStats {
         cx_total: Counter "envoy_listener_downstream_cx_total",
         cx_active: Gauge "envoy_listener_downstream_cx_active",
+        pre_cx_active: Gauge "envoy_listener_downstream_pre_cx_active",
         pre_cx_timeout: Counter "envoy_listener_downstream_pre_cx_timeout",
         tls_timeout: Counter "envoy_listener_downstream_cx_transport_socket_connect_timeout",
         tcp_idle_timeout: Counter "envoy_tcp_idle_timeout",
