@@ -386,11 +386,14 @@ impl Answer {
     }
 }
 
-/// Prints the ends of all logs, for a failed test.
+/// Prints the failed requests and the ends of all logs, for a failed test.
 fn show_logs(folder: &Path) {
     each_log(folder, &mut |path, text| {
         let lines: Vec<_> = text.lines().collect();
-        eprintln!("--- {}\n{}", path.display(), lines[lines.len().saturating_sub(20)..].join("\n"));
+        let (earlier, last) = lines.split_at(lines.len().saturating_sub(20));
+        eprintln!("--- {}", path.display());
+        let failed = earlier.iter().filter(|line| line.contains("HTTP/1.1\" 5")).take(20);
+        failed.chain(last).for_each(|line| eprintln!("{line}"));
     });
 }
 
