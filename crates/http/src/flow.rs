@@ -218,6 +218,12 @@ impl Flow {
             self.release(from);
             if !self.ended {
                 if self.waiting.is_empty() {
+                    // A receiver that does not read gets no more than a block.
+                    if let Wire::Http1(to) = &mut *to
+                        && to.output.len() >= BLOCK
+                    {
+                        ready!(to.poll_flush(cx)).map_err(|_| TransferError::Receiver)?;
+                    }
                     match self.poll_piece(cx, from)? {
                         Poll::Ready(piece) => self.waiting = piece,
                         // The wait may be long. What is there, such as the head, does not wait for content.
