@@ -162,6 +162,11 @@ async fn failures_end_the_request_or_are_allowed() {
         let (head, _) = same(&proxies, &get(path)).await;
         assert!(head.starts_with(&format!("HTTP/1.1 {status}")), "{path} {head}");
     }
+    // The end of the call, which arrives with the answer, does not replace it.
+    for _ in 0..20 {
+        let (_, got) = same(&proxies, &get("/end")).await;
+        assert!(got.contains("x-request: end=true"), "{got}");
+    }
     let proxies = both(&json!({"message_timeout": "0.3s", "failure_mode_allow": true})).await;
     for path in ["/fail", "/silent", "/late-response", "/end", "/spurious"] {
         let (head, _) = same(&proxies, &get(path)).await;

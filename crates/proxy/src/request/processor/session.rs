@@ -459,6 +459,10 @@ impl ProcessorSession {
             if self.sides.iter().any(|side| side.ready_bytes() >= MAX_READY) {
                 return Ok(true);
             }
+            // The end of the call may follow an answer. The task takes the answer first.
+            if self.sides.iter().any(|side| side.answer.is_some()) {
+                return Ok(false);
+            }
             let CallState::Open(call) = &mut self.call else { return Ok(false) };
             let message = match call.poll_receive(cx, MAX_ANSWER) {
                 Poll::Pending => return Ok(false),

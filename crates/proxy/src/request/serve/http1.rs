@@ -168,7 +168,7 @@ async fn requests(
     }
 }
 
-/// Waits during a pause for a request or for a drain. Returns false if the connection has ended or its idle
+/// Waits during a pause for a request, for a drain or for the maximum age. Returns false if the connection has ended or its idle
 /// timeout has passed.
 async fn resumes(worker: &Worker, downstream: &mut Downstream, manager: &HttpManager) -> bool {
     let Downstream { wire: Wire::Http1(stream), timer, origin } = downstream else { return false };
@@ -188,11 +188,10 @@ async fn resumes(worker: &Worker, downstream: &mut Downstream, manager: &HttpMan
             return Poll::Ready(true);
         }
         ready!(timer.poll(cx, earlier(idle, too_old)));
-        let counters = worker.shard.manager(&manager.stat_prefix);
-        match too_old {
-            Some(end) if Instant::now() >= end => counters.cx_max_duration.inc(),
-            _ => counters.cx_idle_timeout.inc(),
+        if too_old.is_some_and(|end| Instant::now() >= end) {
+            return Poll::Ready(true);
         }
+        worker.shard.manager(&manager.stat_prefix).cx_idle_timeout.inc();
         Poll::Ready(false)
     })
     .await
