@@ -164,7 +164,7 @@ async fn failures_end_the_request_or_are_allowed() {
     }
     // The end of the call, which arrives with the answer, does not replace it.
     for _ in 0..20 {
-        let (_, got) = same(&proxies, &get("/end")).await;
+        let (_, got) = same(&proxies, &get("/last")).await;
         assert!(got.contains("x-request: end=true"), "{got}");
     }
     let proxies = both(&json!({"message_timeout": "0.3s", "failure_mode_allow": true})).await;

@@ -97,7 +97,17 @@ async fn connect_attempts_have_a_timeout() {
 
 #[tokio::test]
 async fn requests_have_a_timeout() {
-    let setup = Setup::http(&json!({"request_timeout": "0.2s"}), &[cluster("c", echo().await, false)]).await;
+    // A server that answers after the whole request.
+    let at = server(|_, mut client| async move {
+        while let Some((head, _)) = client.message_if_any().await {
+            if head.contains("transfer-encoding: chunked") {
+                client.until("0\r\n\r\n").await;
+            }
+            client.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+        }
+    })
+    .await;
+    let setup = Setup::http(&json!({"request_timeout": "0.2s"}), &[cluster("c", at, false)]).await;
     let mut client = setup.client().await;
     client.send("POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\nhalf").await;
     let (head, body) = client.message().await;

@@ -92,7 +92,7 @@ impl ExternalProcessor for Processes {
                         return;
                     }
                 }
-                if path.starts_with("/end") {
+                if path.starts_with("/end") || path.starts_with("/last") {
                     return;
                 }
             }
