@@ -226,13 +226,7 @@ impl Flow {
                     }
                     match self.poll_piece(cx, from)? {
                         Poll::Ready(piece) => self.waiting = piece,
-                        // The wait may be long. What is there, such as the head, does not wait for content.
-                        Poll::Pending => {
-                            return match to.poll_flush(cx) {
-                                Poll::Ready(Err(_)) => Poll::Ready(Err(TransferError::Receiver)),
-                                _ => Poll::Pending,
-                            };
-                        }
+                        Poll::Pending => return self.poll_head(cx, to),
                     }
                 }
                 ready!(self.poll_give(cx, to))?;
@@ -240,6 +234,15 @@ impl Flow {
             }
             ready!(to.poll_flush(cx)).map_err(|_| TransferError::Receiver)?;
             return Poll::Ready(Ok(()));
+        }
+    }
+
+    /// Writes the head before content of a stage, whose wait may be long. In other cases they are written together.
+    fn poll_head(&mut self, cx: &mut Context<'_>, to: &mut Wire) -> Poll<Result<(), TransferError>> {
+        let is_staged = matches!(self.through.as_deref(), Some(Through::Stage(_)));
+        match is_staged && matches!(to.poll_flush(cx), Poll::Ready(Err(_))) {
+            true => Poll::Ready(Err(TransferError::Receiver)),
+            false => Poll::Pending,
         }
     }
 
