@@ -436,7 +436,7 @@ impl Flow {
         cx: &mut Context<'_>,
         from: &mut Wire,
     ) -> Poll<Result<BodyPart, TransferError>> {
-        // What was read before has been taken, even if it is not passed on yet.
+        // A stage or a conversion holds the content that was read before. The sender may send more.
         self.release(from);
         let data = ready!(self.poll_received(cx, from))?;
         let end = std::mem::take(&mut self.read);

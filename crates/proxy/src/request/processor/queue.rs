@@ -86,7 +86,7 @@ impl SideQueue {
     }
 
     /// Adds an answer that is due.
-    pub(super) fn expect(&mut self, awaited: Awaited) {
+    pub(super) fn push_awaited(&mut self, awaited: Awaited) {
         if let Awaited::Chunk(data) = &awaited {
             self.awaited_bytes += data.len();
         }
@@ -185,8 +185,8 @@ mod tests {
     #[test]
     fn the_end_follows_the_answers_before_it() {
         let mut queue = SideQueue { mode: Some(StageMode::Chunks), ..SideQueue::default() };
-        queue.expect(Awaited::Chunk("abc".into()));
-        queue.expect(Awaited::End(None));
+        queue.push_awaited(Awaited::Chunk("abc".into()));
+        queue.push_awaited(Awaited::End(None));
         assert!(queue.take_ready().is_none() && queue.held() == 3);
         queue.take_due();
         queue.add("d".into());
@@ -199,9 +199,9 @@ mod tests {
     fn content_that_waits_is_released_in_order() {
         let mut queue = SideQueue { mode: Some(StageMode::Chunks), ..SideQueue::default() };
         for data in ["a", "b"] {
-            queue.expect(Awaited::Chunk(data.into()));
+            queue.push_awaited(Awaited::Chunk(data.into()));
         }
-        queue.expect(Awaited::Trailers(Headers::default()));
+        queue.push_awaited(Awaited::Trailers(Headers::default()));
         queue.release();
         assert_eq!(queue.take_ready().unwrap().data, "a");
         let last = queue.take_ready().unwrap();
@@ -214,7 +214,7 @@ mod tests {
         // Before any content, and before the answer about the headers.
         queue.add_streamed(chunk("a", false)).unwrap_err();
         queue.has_sent = true;
-        queue.expect(Awaited::Answer(|_| true));
+        queue.push_awaited(Awaited::Answer(|_| true));
         queue.add_streamed(chunk("a", false)).unwrap_err();
         queue.take_due();
         queue.add_streamed(chunk("a", false)).unwrap();

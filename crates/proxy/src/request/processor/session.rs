@@ -184,7 +184,7 @@ impl ProcessorSession {
     pub(crate) fn ask(&mut self, side: Side, message: Message, is_timed: bool) {
         let is_answer = answers(&message);
         self.send(side, message);
-        self.expect(side, Awaited::Answer(is_answer), is_timed);
+        self.push_awaited(side, Awaited::Answer(is_answer), is_timed);
     }
 
     /// Sends a message that has no answer, because the processor only observes.
@@ -264,7 +264,7 @@ impl ProcessorSession {
             if self.observer.is_some() {
                 self.sides[side as usize].add(data);
             } else if mode == Some(StageMode::Chunks) {
-                self.expect(side, Awaited::Chunk(data), true);
+                self.push_awaited(side, Awaited::Chunk(data), true);
             }
         }
         if !end {
@@ -278,13 +278,13 @@ impl ProcessorSession {
                 let fields = HttpTrailers { trailers: Some(HeaderMap { headers }) };
                 self.send(side, trailers_message(side, fields));
                 if self.observer.is_some() {
-                    return self.expect(side, Awaited::End(Some(trailers)), false);
+                    return self.push_awaited(side, Awaited::End(Some(trailers)), false);
                 }
-                self.expect(side, Awaited::Trailers(trailers), mode != Some(StageMode::Duplex));
+                self.push_awaited(side, Awaited::Trailers(trailers), mode != Some(StageMode::Duplex));
             }
             // The processor ends the result itself.
             None if mode == Some(StageMode::Duplex) => {}
-            trailers => self.expect(side, Awaited::End(trailers), false),
+            trailers => self.push_awaited(side, Awaited::End(trailers), false),
         }
     }
 
@@ -353,12 +353,12 @@ impl ProcessorSession {
         self.queued = 0;
     }
 
-    fn expect(&mut self, side: Side, awaited: Awaited, is_timed: bool) {
+    fn push_awaited(&mut self, side: Side, awaited: Awaited, is_timed: bool) {
         let queue = &mut self.sides[side as usize];
         if is_timed && queue.deadline.is_none() {
             queue.deadline = Some(Instant::now() + self.config.timeout);
         }
-        queue.expect(awaited);
+        queue.push_awaited(awaited);
     }
 
     fn send(&mut self, side: Side, message: Message) {
