@@ -8,7 +8,7 @@
 //!
 //! A limit that the replicas of an identity share only delays a request; it never ends one. Work of other
 //! replicas delays a replica only after the replica itself has spent the allowance of one connection
-//! ([`CallerAccount`]). Replicas take turns for [memory](memory).
+//! ([`CallerAccount`]). Replicas take turns for [`memory`].
 
 mod leaky_bucket;
 mod memory;
