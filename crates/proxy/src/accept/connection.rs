@@ -25,6 +25,7 @@ use crate::{
     },
     request::{authorization, serve},
     tcp::{self, early::EarlyUpstream},
+    telemetry::stats::ListenerStats,
     worker::{
         Worker,
         downstream::{self, Accepted, Origin},
@@ -48,20 +49,10 @@ pub(crate) async fn serve(
 ) {
     let registered = connections.register(poll_fn(|cx| Poll::Ready(cx.waker().clone())).await);
     let (begins, _) = worker.overload.begin(Instant::now());
-    let accepting = worker.shard.listener(&entry);
-    accepting.pre_cx_active.inc();
     // Boxed: this future is much larger than the task of a connection that is idle.
-    let begun = Box::pin(begin(&worker, (connections, registered), entry, tcp, source)).await;
-    let Some((connection, early, _counted)) = begun else {
-        accepting.pre_cx_active.dec();
-        return;
-    };
+    let begun = Box::pin(begin_counted(&worker, (connections, registered), entry, tcp, source)).await;
+    let Some(((connection, early, _counted), listener)) = begun else { return };
     drop(begins);
-    let listener = worker.shard.listener(&connection.origin.listener.name);
-    listener.cx_total.inc();
-    listener.cx_active.inc();
-    // A scrape sees the connection at every time.
-    accepting.pre_cx_active.dec();
     match connection.origin.chain.terminal.clone() {
         Terminal::Http(manager) => serve::run(&worker, connection, manager).await,
         Terminal::Tcp(proxy) => Box::pin(tcp::run(&worker, *connection, early, proxy)).await,
@@ -71,6 +62,27 @@ pub(crate) async fn serve(
 
 /// A connection with its filter chain, the early connection to its server, and its place in the connection limits.
 type SelectedConnection = (Box<Accepted>, Option<Box<EarlyUpstream>>, Option<Box<connection_limit::Counted>>);
+
+/// Runs the steps up to the filter chain, and counts the connection: before the filter chain is selected in the listener
+/// that accepts, then in that which serves it, whose counters are returned. A scrape sees the connection at every time.
+async fn begin_counted(
+    worker: &Rc<Worker>,
+    registered: (Rc<ConnectionSet>, Registered),
+    entry: Arc<str>,
+    tcp: TcpStream,
+    source: SocketAddr,
+) -> Option<(SelectedConnection, Rc<ListenerStats>)> {
+    let accepting = worker.shard.listener(&entry);
+    accepting.pre_cx_active.inc();
+    let begun = begin(worker, registered, entry, tcp, source).await.map(|selected| {
+        let listener = worker.shard.listener(&selected.0.origin.listener.name);
+        listener.cx_total.inc();
+        listener.cx_active.inc();
+        (selected, listener)
+    });
+    accepting.pre_cx_active.dec();
+    begun
+}
 
 /// Runs the steps up to the filter chain. Returns `None` for a connection that was refused or has failed; the debug log
 /// has the reason.
