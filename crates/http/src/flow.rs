@@ -28,7 +28,7 @@ pub struct Flow {
     /// Framing for an HTTP/1.1 receiver.
     framing: Framing,
     limits: HeadLimits,
-    /// Number of content bytes so far.
+    /// Number of content bytes of the sender so far.
     pub bytes: u64,
     /// Content so far, for a retry; `None` if it exceeds the limit.
     kept: Option<Vec<u8>>,
@@ -155,6 +155,12 @@ impl Flow {
         !self.is_discarded
     }
 
+    /// Returns the number of content bytes that the receiver has got, after conversions and stages.
+    #[inline]
+    pub fn given(&self) -> u64 {
+        self.given as u64
+    }
+
     /// Returns the framing for an HTTP/1.1 receiver.
     #[inline]
     pub fn framing(&self) -> Framing {
@@ -214,35 +220,40 @@ impl Flow {
         if let (Wire::Http1(from), Wire::Http1(to), None) = (&mut *from, &mut *to, &self.through) {
             return self.poll_copy(cx, from, to);
         }
-        loop {
+        while !self.ended {
             self.release(from);
-            if !self.ended {
-                if self.waiting.is_empty() {
-                    // A receiver that does not read gets no more than a block.
-                    if let Wire::Http1(to) = &mut *to
-                        && to.output.len() >= BLOCK
-                    {
-                        ready!(to.poll_flush(cx)).map_err(|_| TransferError::Receiver)?;
-                    }
-                    match self.poll_piece(cx, from)? {
-                        Poll::Ready(piece) => self.waiting = piece,
-                        Poll::Pending => return self.poll_head(cx, to),
+            if self.waiting.is_empty() {
+                // A receiver that does not read gets no more than a block.
+                if let Wire::Http1(to) = &mut *to
+                    && to.output.len() >= BLOCK
+                    && to.poll_flush(cx).map_err(|_| TransferError::Receiver)?.is_pending()
+                {
+                    return self.poll_stages(cx);
+                }
+                match self.poll_piece(cx, from)? {
+                    Poll::Ready(piece) => self.waiting = piece,
+                    // The wait may be long. What is there, such as the head, does not wait for content.
+                    Poll::Pending => {
+                        return match to.poll_flush(cx) {
+                            Poll::Ready(Err(_)) => Poll::Ready(Err(TransferError::Receiver)),
+                            _ => Poll::Pending,
+                        };
                     }
                 }
-                ready!(self.poll_give(cx, to))?;
-                continue;
             }
-            ready!(to.poll_flush(cx)).map_err(|_| TransferError::Receiver)?;
-            return Poll::Ready(Ok(()));
+            if self.poll_give(cx, to)?.is_pending() {
+                return self.poll_stages(cx);
+            }
         }
+        self.release(from);
+        to.poll_flush(cx).map_err(|_| TransferError::Receiver)
     }
 
-    /// Writes the head before content of a stage, whose wait may be long. In other cases they are written together.
-    fn poll_head(&mut self, cx: &mut Context<'_>, to: &mut Wire) -> Poll<Result<(), TransferError>> {
-        let is_staged = matches!(self.through.as_deref(), Some(Through::Stage(_)));
-        match is_staged && matches!(to.poll_flush(cx), Poll::Ready(Err(_))) {
-            true => Poll::Ready(Err(TransferError::Receiver)),
-            false => Poll::Pending,
+    /// Lets stages send and receive while the receiver takes nothing. Pending until one fails.
+    fn poll_stages(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), TransferError>> {
+        match self.through.as_mut().map(|through| through.poll_progress(cx)) {
+            Some(Err(failure)) => Poll::Ready(Err(failure)),
+            Some(Ok(())) | None => Poll::Pending,
         }
     }
 

@@ -51,6 +51,12 @@ pub trait Stage {
     /// The exchange must end.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<BodyPart, StageFailed>>;
 
+    /// Sends and receives what is possible, while nobody takes the result.
+    ///
+    /// # Errors
+    /// The exchange must end.
+    fn poll_progress(&mut self, cx: &mut Context<'_>) -> Result<(), StageFailed>;
+
     /// Returns whether the stage takes content. A stage that does not take any wakes the task of the last poll once it
     /// does again.
     fn is_open(&self) -> bool;
@@ -92,7 +98,7 @@ impl Staged {
     ) -> Poll<Result<BodyPart, TransferError>> {
         loop {
             if let Poll::Ready(next) = self.stage.poll_next(cx) {
-                let mut piece = next.map_err(|_| TransferError::Stage)?;
+                let mut piece = next?;
                 if let Some(after) = &mut self.after {
                     piece = convert(after, piece)?;
                 }
@@ -109,13 +115,23 @@ impl Staged {
         source: Source<'_>,
     ) -> Poll<Result<(), TransferError>> {
         loop {
+            self.stage.poll_progress(cx)?;
             ready!(self.poll_take(cx, source))?;
         }
+    }
+
+    /// Lets the stage and those before it send and receive, while nobody takes the result.
+    fn poll_progress(&mut self, cx: &mut Context<'_>) -> Result<(), TransferError> {
+        self.stage.poll_progress(cx)?;
+        self.before.as_mut().map_or(Ok(()), |before| before.poll_progress(cx))
     }
 
     /// Gives one part of the body to the stage.
     fn poll_take(&mut self, cx: &mut Context<'_>, source: Source<'_>) -> Poll<Result<(), TransferError>> {
         if self.is_taken || !self.stage.is_open() {
+            if let Some(before) = &mut self.before {
+                before.poll_progress(cx)?;
+            }
             return Poll::Pending;
         }
         let piece = match self.first.take() {
@@ -197,11 +213,25 @@ impl Through {
             Self::Stage(staged) => staged.poll(cx, source),
         }
     }
+
+    /// Lets stages send and receive, while nobody takes the result.
+    pub(crate) fn poll_progress(&mut self, cx: &mut Context<'_>) -> Result<(), TransferError> {
+        match self {
+            Self::Conversion(_) => Ok(()),
+            Self::Stage(staged) => staged.poll_progress(cx),
+        }
+    }
 }
 
 fn convert(conversion: &mut Conversion, mut piece: BodyPart) -> Result<BodyPart, InvalidContent> {
     piece.data = conversion.piece(piece.data, piece.end, &mut piece.trailers)?;
     Ok(piece)
+}
+
+impl From<StageFailed> for TransferError {
+    fn from(StageFailed: StageFailed) -> Self {
+        Self::Stage
+    }
 }
 
 impl From<InvalidContent> for TransferError {

@@ -17,13 +17,16 @@ mod support;
 #[path = "support/tls.rs"]
 mod tls;
 
+use std::sync::Arc;
+
 use bytes::Bytes;
+use http2::{http2_server, request};
 use mesh::{Mesh, accepting, connecting};
 use message::{Client, Message, map, server};
 use skysail_identity::TlsSpec;
 use skysail_policy::config::{Cluster, cluster::UpstreamProtocol};
-use support::{Proxy, cluster, http, listener};
-use tokio::net::TcpStream;
+use support::{Proxy, cluster, http, listener, proxy_to, within};
+use tokio::{net::TcpStream, sync::Notify};
 
 /// Echoes the request in the same form.
 async fn echo(request: Message) -> Message {
@@ -89,4 +92,51 @@ async fn bodies_are_echoed_by_an_http2_server() {
 #[tokio::test]
 async fn bodies_are_echoed_by_an_http2_server_over_tls() {
     content_comes_back(true, true).await;
+}
+
+#[tokio::test]
+async fn a_response_head_of_an_http2_server_does_not_wait_for_content() {
+    let has_arrived = Arc::new(Notify::new());
+    let arrival = has_arrived.clone();
+    let upstream = http2_server(move |_, _, mut respond| {
+        let arrival = arrival.clone();
+        async move {
+            let mut body = respond.send_response(::http::Response::new(()), false).unwrap();
+            arrival.notified().await;
+            body.send_data("event".into(), true).unwrap();
+        }
+    })
+    .await;
+    let cluster = Cluster { protocol: UpstreamProtocol::Http2, ..cluster(&[upstream], None) };
+    let proxy = Proxy::start(listener(http(|_, _| ()), None), vec![cluster]).await;
+    let mut client = proxy.connect().await;
+    client.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+    let head = client.head().await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    has_arrived.notify_one();
+    assert_eq!(client.until("0\r\n\r\n").await, "5\r\nevent\r\n0\r\n\r\n");
+}
+
+#[tokio::test]
+async fn a_request_head_of_an_http2_client_does_not_wait_for_content() {
+    let has_arrived = Arc::new(Notify::new());
+    let arrival = has_arrived.clone();
+    let upstream = support::server(move |_, mut client| {
+        let arrival = arrival.clone();
+        async move {
+            client.head().await;
+            arrival.notify_one();
+            let body = client.until("0\r\n\r\n").await;
+            client.send(&format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())).await;
+        }
+    })
+    .await;
+    let proxy = proxy_to(upstream).await;
+    let stream = TcpStream::connect(proxy.address).await.unwrap();
+    let (response, mut body) = http2::client(stream).await.send_request(request("POST", "/"), false).unwrap();
+    within(has_arrived.notified()).await;
+    body.send_data("question".into(), true).unwrap();
+    let mut response = within(response).await.unwrap();
+    let (content, _) = http2::content(response.body_mut()).await;
+    assert_eq!(content, b"8\r\nquestion\r\n0\r\n\r\n");
 }

@@ -70,14 +70,15 @@ async fn a_panic_in_an_http2_request_ends_only_its_stream() {
     let connection = tokio::spawn(connection);
     let request = || Request::builder().uri("http://a/");
     // A neighbour whose body has not arrived yet.
-    let (before, mut body) =
-        requests.send_request(request().method("POST").body(()).unwrap(), false).unwrap();
+    let (before, mut body) = requests
+        .send_request(request().method("POST").header("content-length", "4").body(()).unwrap(), false)
+        .unwrap();
     let unlucky = request().header("x-panic", "1").body(()).unwrap();
     let (unlucky, _) = requests.send_request(unlucky, true).unwrap();
     assert!(within(unlucky).await.unwrap_err().is_reset());
     let (after, _) = requests.send_request(request().body(()).unwrap(), true).unwrap();
     assert_eq!(within(after).await.unwrap().status(), 200);
-    body.send_data(Bytes::new(), true).unwrap();
+    body.send_data(Bytes::from_static(b"body"), true).unwrap();
     assert_eq!(within(before).await.unwrap().status(), 200);
     connection.abort();
     let _ = connection.await;

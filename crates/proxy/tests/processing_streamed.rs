@@ -28,9 +28,15 @@ use http::{HeaderMap, HeaderValue, Response};
 use processed::{ask, both, message, post, same_streamed};
 use serde_json::{Value, json};
 use support::{Client, within};
-use tokio::net::TcpStream;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
 
 const BOTH: &str = "STREAMED";
+
+/// Time for which a server does not read: longer than the processor may take for an answer.
+const STALL: std::time::Duration = std::time::Duration::from_secs(2);
 
 fn mode(request: &str, response: &str) -> Value {
     json!({"processing_mode": {"request_body_mode": request, "response_body_mode": response}})
@@ -97,6 +103,90 @@ async fn a_chunk_is_forwarded_before_the_next_arrives() {
         server.send("1\r\nc\r\n0\r\n\r\n").await;
         assert_eq!(client.until("\r\n\r\n").await, "1\r\nC\r\n0\r\n\r\n");
     }
+}
+
+#[tokio::test]
+async fn a_receiver_that_stalls_does_not_make_the_processor_late() {
+    let upstream = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let own = files::cluster("direct", upstream.local_addr().unwrap(), false);
+    let config = files::with(mode(BOTH, "NONE"), &json!({"message_timeout": "0.5s"}));
+    let proxies = processed::both_at(&config, &files::to("direct"), &[], &[own]).await;
+    let request = post("/a", &"x".repeat(16_000_000));
+    for (number, proxy) in proxies.iter().enumerate() {
+        let mut client = client(proxy).await;
+        let sent = async {
+            client.send(&request).await;
+        };
+        let serve = async {
+            let (mut stream, _) = within(upstream.accept()).await.unwrap();
+            // The stall of a server that has no time for the body.
+            tokio::time::sleep(STALL).await;
+            let (mut got, mut block) = (0, vec![0; 1 << 20]);
+            loop {
+                let count = within(stream.read(&mut block)).await.unwrap();
+                assert!(count > 0, "proxy {number}: the connection ended");
+                got += block[..count].iter().filter(|byte| **byte == b'x').count();
+                if block[..count].ends_with(b"0\r\n\r\n") {
+                    break;
+                }
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+            got
+        };
+        let ((), got) = tokio::join!(sent, serve);
+        assert!((16_000_000..16_000_100).contains(&got), "proxy {number}: {got} bytes");
+        assert!(client.head().await.starts_with("HTTP/1.1 200"));
+    }
+}
+
+#[tokio::test]
+async fn a_body_in_chunks_goes_on_while_the_next_processor_is_asked() {
+    let first = files::with(
+        mode(BOTH, "NONE"),
+        &json!({"grpc_service": {"envoy_grpc": {"cluster_name": "processor"}}, "message_timeout": "0.5s"}),
+    );
+    let first = files::filter("http.ext_proc.v3.ExternalProcessor", &first);
+    let proxies = processed::both_with(&json!({}), &files::to("mirror"), &[first]).await;
+    let body = "x".repeat(200_000);
+    for proxy in &proxies {
+        let (head, got) = ask(proxy, &post("/second-waits", &body)).await;
+        assert!(head.starts_with("HTTP/1.1 200") && got.ends_with(&body), "{head} {} bytes", got.len());
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_is_noticed_while_the_processor_has_its_body() {
+    let config = files::with(mode(BOTH, "NONE"), &json!({"message_timeout": "600s"}));
+    let [_, proxy] = both(&config).await;
+    let mut leaving = client(&proxy).await;
+    leaving.send(&post("/body-silent", "hello")).await;
+    let active = async |count: &str| {
+        let line = format!(" {count}");
+        within(async {
+            loop {
+                let page = proxy.page("/stats/prometheus").await;
+                let mut lines =
+                    page.lines().filter(|line| line.starts_with("envoy_http_downstream_rq_active{"));
+                if lines.any(|found| found.contains("\"h\"") && found.ends_with(&line)) {
+                    return;
+                }
+            }
+        })
+        .await;
+    };
+    active("1").await;
+    drop(leaving);
+    active("0").await;
+}
+
+#[tokio::test]
+async fn metadata_of_each_chunk_may_change() {
+    let [_, proxy] = both(&mode(BOTH, BOTH)).await;
+    let body = "x".repeat(1_000_000);
+    let (head, got) = ask(&proxy, &post("/metadata-of-chunks", &body)).await;
+    assert!(head.starts_with("HTTP/1.1 200") && got.ends_with(&body), "{head} {} bytes", got.len());
+    let (head, _) = ask(&proxy, &post("/metadata-grows", &body)).await;
+    assert!(head.starts_with("HTTP/1.1 500"), "{head}");
 }
 
 #[tokio::test]

@@ -27,13 +27,13 @@ use skysail_xds::envoy::pb::envoy::{
 use crate::{
     call,
     request::{
-        context::{Filtered, RequestContext, admitted_request},
+        context::{Filtered, RequestContext},
         processor::{
             CallEnd, Processor, ProcessorFailure, Side, StageMode, Stopped,
             changes::{Head, apply, fields, request_fields, response_fields},
         },
-        response_body::{BodySource, MAX_BODY, ResponseBody, ScriptOutcome},
-        transfer::{self, Client, unless_closed},
+        response_body::{BodySource, MAX_BODY, ResponseBody, ScriptOutcome, UpstreamPart},
+        transfer::{self, Deadlines, unless_closed},
     },
 };
 use skysail_http::http1::Framing;
@@ -355,9 +355,11 @@ impl<'a> RequestContext<'a> {
             transfer::send_continue(&mut self.exchange);
             self.stage_request(processor, StageMode::Duplex);
         }
-        let idle = self.scope.manager.stream_idle_timeout.filter(|_| is_duplex);
+        let idle_timeout = self.scope.manager.stream_idle_timeout.filter(|_| is_duplex);
+        let whole = self.scope.manager.request_timeout.map(|timeout| self.outcome.started + timeout);
+        let deadlines = Deadlines::new(None, None, whole, idle_timeout);
         let poll = |cx: &mut Context<'_>| session.borrow_mut().poll_answer(cx, Side::Request);
-        let answered = transfer::fill_stage(idle, &mut self.exchange, poll).await?;
+        let answered = transfer::fill_stage(deadlines, &mut self.exchange, poll).await?;
         let answer =
             answered.and_then(|response| self.accept(processor, response, Side::Request, is_headers));
         let answer = match answer {
@@ -422,21 +424,13 @@ impl<'a> RequestContext<'a> {
         body: &mut ResponseBody<'_>,
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Result<T, Error> {
-        if let BodySource::Upstream { flow, is_sent, deadlines, .. } = &mut body.source
-            && let Some(mut upstream) = self.outcome.upstream.take()
-        {
-            let origin = self.exchange.downstream.origin.clone();
-            let admitted = admitted_request!(self, &origin, &upstream.link);
-            let admission = &mut self.decision.admission;
-            let revoked = || admission.deadline(admitted.worker, || admitted.revalidate());
-            let mut client = Client::new(self.exchange.downstream, deadlines, &mut self.exchange.body, false);
-            client.complete = *is_sent;
-            let result = client.process(&mut upstream.wire, flow.as_deref_mut(), poll, revoked).await;
-            *is_sent = client.complete;
-            self.outcome.upstream = Some(upstream);
-            return result;
+        let work = async |part: UpstreamPart<'_, '_>| {
+            part.client.process(part.wire, part.flow, &mut poll, part.revoked).await
+        };
+        match self.with_upstream(body, work).await? {
+            Some(answered) => Ok(answered),
+            None => unless_closed(&mut self.exchange, async { Ok(poll_fn(poll).await) }).await,
         }
-        unless_closed(&mut self.exchange, async { Ok(poll_fn(|cx| poll(cx)).await) }).await
     }
 
     /// Applies the metadata and the mode of a response, and returns its answer.

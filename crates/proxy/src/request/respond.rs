@@ -140,7 +140,7 @@ impl RequestContext<'_> {
             let host = &upstream.link.host;
             upstream.link.pool().note_failure(&host.endpoint, &error.kind, &self.scope.worker.rng);
         }
-        self.outcome.sent = body.bytes;
+        self.outcome.sent = body.given();
         self.outcome.grpc_status = body.trailers().and_then(grpc_status::in_fields);
         if let Some(trace) = &mut self.outcome.trace {
             trace.note_trailers(body.trailers());

@@ -1,10 +1,12 @@
 //! The body of a response, for filters that process responses: Lua scripts and external processing.
 
+use std::time::Instant;
+
 use crate::request::{
     context::{RequestContext, admitted_request},
     transfer::{Client, Deadlines},
 };
-use skysail_http::{flow::Flow, grpc_web::Conversion, head::Headers, http1::Framing};
+use skysail_http::{flow::Flow, grpc_web::Conversion, head::Headers, http1::Framing, wire::Wire};
 use skysail_policy::error::{Error, Kind};
 
 /// Maximum size in bytes of a body that a filter reads.
@@ -28,6 +30,16 @@ pub(crate) enum BodySource<'d> {
     Local,
     /// The upstream.
     Upstream { framing: Framing, flow: Option<Box<Flow>>, is_sent: bool, deadlines: &'d mut Deadlines },
+}
+
+/// The upstream's side of an exchange, for work on its response.
+pub(crate) struct UpstreamPart<'u, 'c> {
+    pub(crate) client: &'u mut Client<'c>,
+    pub(crate) wire: &'u mut Wire,
+    /// The response's body, if a filter reads it.
+    pub(crate) flow: Option<&'u mut Flow>,
+    /// Returns the deadline of a request that is no longer admitted.
+    pub(crate) revoked: &'u mut dyn FnMut() -> Option<Instant>,
 }
 
 /// The end of a filter's work on a message.
@@ -75,30 +87,49 @@ impl RequestContext<'_> {
         if body.content.is_some() || self.response_flow(body).is_none() {
             return Ok(true);
         }
-        if let BodySource::Upstream { flow: Some(read), is_sent, deadlines, .. } = &mut body.source {
-            let Some(mut upstream) = self.outcome.upstream.take() else { return Ok(true) };
-            let origin = self.exchange.downstream.origin.clone();
-            let admitted = admitted_request!(self, &origin, &upstream.link);
-            let admission = &mut self.decision.admission;
-            let revoked = || admission.deadline(admitted.worker, || admitted.revalidate());
-            let mut client = Client::new(self.exchange.downstream, deadlines, &mut self.exchange.body, false);
-            client.complete = *is_sent;
-            let result = client.collect(&mut upstream.wire, read, MAX_BODY, revoked).await;
-            *is_sent = client.complete;
-            if let Err(error) = &result
-                && !matches!(error.kind, Kind::ResponseTimeout | Kind::Revoked)
-            {
-                let host = &upstream.link.host;
-                upstream.link.pool().note_failure(&host.endpoint, &error.kind, &self.scope.worker.rng);
-            }
-            self.outcome.upstream = Some(upstream);
-            result?;
-            let kept = read.kept().filter(|kept| read.is_collected() && kept.len() <= MAX_BODY);
-            let Some(kept) = kept else { return Ok(false) };
-            body.content = Some(kept.to_vec());
-            body.trailers = read.trailers().cloned();
+        let work = async |part: UpstreamPart<'_, '_>| match part.flow {
+            Some(flow) => part.client.collect(part.wire, flow, MAX_BODY, part.revoked).await,
+            None => Ok(()),
+        };
+        if self.with_upstream(body, work).await?.is_none() {
+            return Ok(true);
         }
+        let Some(read) = self.response_flow(body) else { return Ok(true) };
+        let kept = read.kept().filter(|kept| read.is_collected() && kept.len() <= MAX_BODY);
+        let Some(kept) = kept.map(<[u8]>::to_vec) else { return Ok(false) };
+        let trailers = read.trailers().cloned();
+        (body.content, body.trailers) = (Some(kept), trailers);
         Ok(true)
+    }
+
+    /// Does `work` on the upstream's response, while the rest of the request is sent. Returns `None` without an upstream.
+    ///
+    /// # Errors
+    /// The work fails. A failure of the upstream is noted.
+    pub(crate) async fn with_upstream<T>(
+        &mut self,
+        body: &mut ResponseBody<'_>,
+        work: impl AsyncFnOnce(UpstreamPart<'_, '_>) -> Result<T, Error>,
+    ) -> Result<Option<T>, Error> {
+        let BodySource::Upstream { flow, is_sent, deadlines, .. } = &mut body.source else { return Ok(None) };
+        let Some(mut upstream) = self.outcome.upstream.take() else { return Ok(None) };
+        let origin = self.exchange.downstream.origin.clone();
+        let admitted = admitted_request!(self, &origin, &upstream.link);
+        let admission = &mut self.decision.admission;
+        let mut revoked = || admission.deadline(admitted.worker, || admitted.revalidate());
+        let mut client = Client::new(self.exchange.downstream, deadlines, &mut self.exchange.body, false);
+        client.complete = *is_sent;
+        let (wire, flow) = (&mut upstream.wire, flow.as_deref_mut());
+        let result = work(UpstreamPart { client: &mut client, wire, flow, revoked: &mut revoked }).await;
+        *is_sent = client.complete;
+        if let Err(error) = &result
+            && !matches!(error.kind, Kind::ResponseTimeout | Kind::Revoked)
+        {
+            let host = &upstream.link.host;
+            upstream.link.pool().note_failure(&host.endpoint, &error.kind, &self.scope.worker.rng);
+        }
+        self.outcome.upstream = Some(upstream);
+        result.map(Some)
     }
 }
 

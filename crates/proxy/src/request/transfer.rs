@@ -334,7 +334,11 @@ impl<'a> Client<'a> {
     /// Returns whether the client has closed its end. Also registers an HTTP/2 stream to be woken when its
     /// connection is revalidated.
     fn is_closed(&mut self, cx: &mut Context<'_>) -> bool {
-        if self.body.is_read() { self.wire.is_closed(cx) } else { self.wire.is_stream_closed(cx) }
+        if self.body.has_arrived(self.wire) {
+            self.wire.is_closed(cx)
+        } else {
+            self.wire.is_stream_closed(cx)
+        }
     }
 
     /// Sends more of the request. Only a failure of the client is an error here.
@@ -395,13 +399,12 @@ pub(crate) fn send_continue(exchange: &mut Exchange<'_>) {
 /// Waits for `ready`, an answer of an external processor, while the request's body is given to its stage.
 ///
 /// # Errors
-/// The client fails, or it sends nothing within `idle_timeout`.
+/// The client fails, or a deadline passes.
 pub(crate) async fn fill_stage<T>(
-    idle_timeout: Option<Duration>,
+    mut deadlines: Deadlines,
     exchange: &mut Exchange<'_>,
     mut ready: impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Result<T, Error> {
-    let mut deadlines = Deadlines::new(None, None, None, idle_timeout);
     let Downstream { wire, timer, .. } = &mut *exchange.downstream;
     let body = &mut exchange.body;
     poll_fn(|cx| {
@@ -422,7 +425,7 @@ pub(crate) async fn fill_stage<T>(
             return Poll::Ready(Ok(found));
         }
         deadlines.note_progress(wire.received());
-        deadlines.poll(cx, timer, false, false).map(|kind| Err(Error::new(kind)))
+        deadlines.poll(cx, timer, body.has_arrived(wire), false).map(|kind| Err(Error::new(kind)))
     })
     .await
 }

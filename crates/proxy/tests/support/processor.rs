@@ -80,6 +80,13 @@ impl ExternalProcessor for Processes {
                     }
                     continue;
                 }
+                if let Some(Message::RequestHeaders(headers)) = &message.request
+                    && path == "/second-waits"
+                    && field(headers, "x-request").is_some()
+                {
+                    // The first processor has added the field.
+                    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+                }
                 let is_request = is_of_request(message.request.as_ref().unwrap());
                 let answers = if streams[usize::from(!is_request)] {
                     streamed.answers(&path, message)
@@ -207,6 +214,14 @@ fn plain(answer: Answer) -> ProcessingResponse {
     ProcessingResponse { response: Some(answer), ..ProcessingResponse::default() }
 }
 
+/// Returns metadata with this value in two namespaces.
+fn metadata_of(key: &str, value: &str) -> Struct {
+    let text = ValueProto { kind: Some(Kind::StringValue(value.to_owned())) };
+    let inner = Struct { fields: [(key.to_owned(), text)].into() };
+    let inner = ValueProto { kind: Some(Kind::StructValue(inner)) };
+    Struct { fields: [("own".to_owned(), inner.clone()), ("other".to_owned(), inner)].into() }
+}
+
 fn attribute(message: &ProcessingRequest, name: &str) -> Option<Kind> {
     message.attributes.get("envoy.filters.http.ext_proc")?.fields.get(name)?.kind.clone()
 }
@@ -250,6 +265,16 @@ fn answer(
     let metadata = metadata.filter_metadata.keys().cloned().collect::<Vec<_>>().join(",");
     let request = message.request.unwrap();
     let is_request = is_of_request(&request);
+    if path.starts_with("/metadata-") && matches!(request, Message::RequestBody(_) | Message::ResponseBody(_))
+    {
+        let own = if path.ends_with("-grows") { format!("key-{count}") } else { "key".to_owned() };
+        let answer = match is_request {
+            true => Answer::RequestBody(BodyResponse::default()),
+            false => Answer::ResponseBody(BodyResponse::default()),
+        };
+        let dynamic_metadata = Some(metadata_of(&own, &"m".repeat(10_000)));
+        return vec![Ok(ProcessingResponse { dynamic_metadata, ..plain(answer) })];
+    }
     if let Some(answers) = answer_to_chunk(path, &request) {
         return answers;
     }
@@ -327,11 +352,7 @@ fn answer(
             });
         }
         if path.starts_with("/metadata") {
-            let text = ValueProto { kind: Some(Kind::StringValue("found".to_owned())) };
-            let inner = Struct { fields: [("key".to_owned(), text)].into() };
-            let inner = ValueProto { kind: Some(Kind::StructValue(inner)) };
-            let fields = [("own".to_owned(), inner.clone()), ("other".to_owned(), inner)].into();
-            response.dynamic_metadata = Some(Struct { fields });
+            response.dynamic_metadata = Some(metadata_of("key", "found"));
         }
     }
     vec![Ok(response)]

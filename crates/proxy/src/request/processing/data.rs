@@ -32,10 +32,9 @@ impl<'a> RequestContext<'a> {
 
     /// Stores the metadata that a processor has set while bodies were forwarded.
     pub(crate) fn take_stage_metadata(&mut self, processor: &Processor<'a>) {
-        let found = processor.session.borrow_mut().take_metadata();
-        for (side, found) in found {
-            self.take_metadata(processor, found, side);
-        }
+        let [of_request, of_response] = processor.session.borrow_mut().take_metadata();
+        self.take_metadata(processor, of_request, Side::Request);
+        self.take_metadata(processor, of_response, Side::Response);
     }
 
     /// Returns the metadata that the processor gets.

@@ -117,9 +117,11 @@ pub(crate) struct ProcessorSession {
     queued: usize,
     sides: [SideQueue; 2],
     timer: Timer,
+    /// Answers are not read, because a receiver is slow.
+    is_paused: bool,
     end: Option<CallEnd>,
-    /// Metadata in answers about bodies, until the request's task takes them.
-    metadata: Vec<(Side, Struct)>,
+    /// Metadata in answers about bodies, by side, until the request's task takes them.
+    metadata: [Struct; 2],
     /// Size in bytes of all metadata in answers about bodies.
     metadata_size: usize,
     /// State of a processor that only observes.
@@ -147,8 +149,9 @@ impl ProcessorSession {
             queued: 0,
             sides: Default::default(),
             timer: Timer::default(),
+            is_paused: false,
             end: None,
-            metadata: Vec::new(),
+            metadata: Default::default(),
             metadata_size: 0,
             observer: config.observes.map(|_| Observer::default()),
         }
@@ -168,8 +171,9 @@ impl ProcessorSession {
         self.stats.clone()
     }
 
-    /// Takes the metadata in answers about bodies.
-    pub(crate) fn take_metadata(&mut self) -> Vec<(Side, Struct)> {
+    /// Takes the metadata in answers about the bodies of requests and of responses.
+    pub(crate) fn take_metadata(&mut self) -> [Struct; 2] {
+        self.metadata_size = 0;
         std::mem::take(&mut self.metadata)
     }
 
@@ -303,6 +307,15 @@ impl ProcessorSession {
         }
     }
 
+    /// Sends and receives what is possible, while nobody takes the result of a side.
+    pub(super) fn poll_progress(&mut self, cx: &mut Context<'_>, side: Side) -> Result<(), Stopped> {
+        self.poll(cx, side);
+        match self.end {
+            Some(CallEnd::Continue) | None => Ok(()),
+            Some(_) => Err(Stopped),
+        }
+    }
+
     /// Ends the call after a failure.
     pub(crate) fn fail(&mut self, failure: ProcessorFailure) {
         let is_lost = self.sides.iter().any(SideQueue::has_lost_content);
@@ -385,10 +398,17 @@ impl ProcessorSession {
     fn poll(&mut self, cx: &mut Context<'_>, side: Side) {
         if let Some(observer) = &mut self.observer {
             observer.waiting = Some(cx.waker().clone());
-        } else if self.end.is_none()
-            && let Err(failure) = self.poll_call(cx, side)
-        {
+            return;
+        }
+        if self.end.is_some() {
+            return;
+        }
+        if let Err(failure) = self.poll_call(cx, side) {
             self.fail(failure);
+        }
+        if self.end.is_some() {
+            // The task may have polled the other side already.
+            cx.waker().wake_by_ref();
         }
     }
 
@@ -417,10 +437,14 @@ impl ProcessorSession {
         if self.end.is_some() {
             return Ok(());
         }
-        // A receiver that does not read is no failure of the processor.
-        let deadlines = self.sides.iter().map(|side| side.deadline.filter(|_| !is_paused));
-        let next = deadlines.fold(None, earlier);
-        match self.timer.poll(cx, next) {
+        // A receiver that does not read is no failure of the processor. Its time begins anew after the pause.
+        if is_paused || self.is_paused {
+            let deadline = Instant::now() + self.config.timeout;
+            self.sides.iter_mut().filter_map(|side| side.deadline.as_mut()).for_each(|of| *of = deadline);
+        }
+        self.is_paused = is_paused;
+        let next = self.sides.iter().map(|side| side.deadline).fold(None, earlier);
+        match self.timer.poll(cx, next.filter(|_| !is_paused)) {
             Poll::Ready(()) => Err(ProcessorFailure::Late),
             Poll::Pending => Ok(()),
         }

@@ -69,6 +69,10 @@ impl Stage for SessionStage {
         self.session.borrow_mut().poll_next(cx, self.side).map_err(|Stopped| StageFailed)
     }
 
+    fn poll_progress(&mut self, cx: &mut Context<'_>) -> Result<(), StageFailed> {
+        self.session.borrow_mut().poll_progress(cx, self.side).map_err(|Stopped| StageFailed)
+    }
+
     fn is_open(&self) -> bool {
         self.session.borrow().is_open(self.side)
     }

@@ -132,7 +132,8 @@ async fn requests(
             }
         }
         let mut is_last = refreshed.is_err() || downstream.origin.connections.is_draining();
-        if downstream.origin.end(manager).is_some_and(|end| Instant::now() >= end) {
+        let was_too_old = downstream.origin.is_too_old(manager);
+        if was_too_old {
             counters.cx_max_duration.inc();
             is_last = true;
         }
@@ -163,6 +164,9 @@ async fn requests(
         drop(context);
         counters.rq_active.dec();
         if !keep_alive {
+            if !was_too_old && downstream.origin.is_too_old(manager) {
+                counters.cx_max_duration.inc();
+            }
             return Stop::Close;
         }
     }
@@ -346,7 +350,7 @@ impl HeadDeadlines {
         is_empty: bool,
     ) -> Option<Instant> {
         let now = Instant::now();
-        if self.idle.is_none() {
+        if self.pause.is_none() {
             self.idle = manager.idle_timeout.map(|timeout| now + timeout);
             self.pause = Some(now + PAUSE);
             self.too_old = idle_limit(manager, origin);

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use skysail_proto::Codec as _;
+use prost::Message as _;
 use skysail_xds::envoy::pb::{
     envoy::service::ext_proc::v3::{
         BodyResponse, ProcessingResponse, TrailersResponse, body_mutation::Mutation,
         processing_response::Response as Answer,
     },
-    google::protobuf::{Duration as DurationProto, Struct},
+    google::protobuf::{Duration as DurationProto, Struct, Value, value::Kind},
 };
 
 use super::{
@@ -20,7 +20,7 @@ use super::{
     CallEnd, ProcessorSession,
 };
 
-/// Maximum size in bytes of metadata that the processor sets while bodies are forwarded.
+/// Maximum size in bytes of the metadata that the processor has set while bodies are forwarded.
 const MAX_METADATA: usize = 64 << 10;
 
 impl ProcessorSession {
@@ -115,16 +115,26 @@ impl ProcessorSession {
         Ok(())
     }
 
-    /// Keeps metadata for the request's task.
+    /// Keeps metadata for the request's task. A later value replaces an earlier one of the same name.
     fn keep_metadata(&mut self, side: Side, found: Option<Struct>) -> Result<(), ProcessorFailure> {
-        if let Some(found) = found {
-            self.metadata_size += found.to_vec().len();
-            if self.metadata_size > MAX_METADATA {
-                return Err(ProcessorFailure::Invalid("metadata_too_large"));
+        let size = |name: &String, value: &Value| name.len() + value.encoded_len();
+        for (filter, value) in found.unwrap_or_default().fields {
+            let Some(Kind::StructValue(found)) = value.kind else { continue };
+            let known = self.metadata[side as usize].fields.entry(filter).or_insert_with_key(|filter| {
+                self.metadata_size += filter.len();
+                Value { kind: Some(Kind::StructValue(Struct::default())) }
+            });
+            let Some(Kind::StructValue(known)) = &mut known.kind else { continue };
+            for (name, value) in found.fields {
+                self.metadata_size += size(&name, &value);
+                let before = known.fields.insert(name.clone(), value);
+                self.metadata_size -= before.map_or(0, |before| size(&name, &before));
             }
-            self.metadata.push((side, found));
         }
-        Ok(())
+        match self.metadata_size <= MAX_METADATA {
+            true => Ok(()),
+            false => Err(ProcessorFailure::Invalid("metadata_too_large")),
+        }
     }
 
     /// Extends the deadline of the answer that is due. As in Envoy, an invalid or second extension is ignored.
