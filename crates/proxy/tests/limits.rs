@@ -15,7 +15,7 @@ mod limited;
 mod program;
 mod support;
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, time::Duration};
 
 use files::{cluster, with};
 use http::{HeaderName, Response};
@@ -254,6 +254,22 @@ async fn a_connection_that_is_too_old_ends_with_its_next_request() {
     let (_requests, connection) = within(h2::client::handshake(setup.stream().await)).await.unwrap();
     within(tokio::spawn(connection)).await.unwrap().unwrap();
     setup.counts("envoy_http_downstream_cx_max_duration_reached", 2).await;
+}
+
+#[tokio::test]
+async fn a_connection_that_becomes_too_old_during_a_request_is_counted() {
+    let options = json!({"common_http_protocol_options": {"max_connection_duration": "0.5s"}});
+    let slow = server(|_, mut client| async move {
+        client.head().await;
+        // Longer than the limit.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        client.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    });
+    let setup = Setup::http(&options, &[cluster("c", slow.await, false)]).await;
+    let mut client = setup.client().await;
+    client.send(GET).await;
+    assert!(client.rest().await.contains("\r\nconnection: close\r\n"));
+    setup.counts("envoy_http_downstream_cx_max_duration_reached", 1).await;
 }
 
 #[tokio::test]

@@ -89,10 +89,16 @@ impl Origin {
         manager.max_connection_duration.map(|longest| self.begun + longest)
     }
 
+    /// Returns whether the connection is too old to serve a further request.
+    #[inline]
+    pub(crate) fn is_too_old(&self, manager: &HttpManager) -> bool {
+        self.end(manager).is_some_and(|end| Instant::now() >= end)
+    }
+
     /// Returns whether the connection ends after the request in progress: in a drain, or because it is too old.
     #[inline]
     pub(crate) fn is_ending(&self, manager: &HttpManager) -> bool {
-        self.connections.is_draining() || self.end(manager).is_some_and(|end| Instant::now() >= end)
+        self.connections.is_draining() || self.is_too_old(manager)
     }
 
     /// Returns the server name (SNI) of the client hello.
