@@ -57,7 +57,7 @@ pub(crate) struct CompareArgs {
     from: Option<PathBuf>,
 }
 
-/// A turn to take.
+/// A turn to run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct CompareTurn {
     round: u32,
@@ -67,7 +67,8 @@ struct CompareTurn {
 
 /// Estimated time to start and end the processes of one turn.
 const OVERHEAD: Duration = Duration::from_millis(1_300);
-/// Time until a sidecar has released the memory of its start. Ours does so 5 seconds after its last configuration.
+/// Time until a sidecar has released the memory of its start. `skysail-proxy` does so 5 seconds after a change of
+/// configuration.
 const START_UP: Duration = Duration::from_millis(6_500);
 /// Time until connections count as idle.
 const IDLE_TIME: Duration = Duration::from_secs(2);

@@ -111,7 +111,7 @@ pub(crate) struct Latencies {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Cost {
     pub(crate) cpu_us_per_request: f64,
-    /// Part of it in user mode; the rest is in the kernel.
+    /// CPU time in user mode; the rest of `cpu_us_per_request` is in the kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cpu_user_us_per_request: Option<f64>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
@@ -135,9 +135,9 @@ pub(crate) struct Measurement {
     pub(crate) latency_since_sent_us: Latencies,
     /// Cost by process: client, server, client-proxy, server-proxy.
     pub(crate) parts: BTreeMap<String, Cost>,
-    /// CPUs that work outside of the benchmark used.
+    /// Number of CPUs used by work outside of the benchmark.
     pub(crate) other_cpus: f64,
-    /// CPUs that the hypervisor gave to other machines.
+    /// Number of CPUs that the hypervisor gave to other machines.
     pub(crate) stolen_cpus: f64,
 }
 
@@ -146,7 +146,7 @@ const MAX_LOST_SHARE: f64 = 0.01;
 /// Pause for the sidecars to end their start-up work.
 const SETTLE: Duration = Duration::from_millis(300);
 
-/// Takes a turn. `peer` is the proxy and its program; a topology without sidecars needs none.
+/// Runs one turn. `peer` is the proxy and its program; a topology without sidecars needs none.
 pub(crate) async fn measure(
     setup: &Setup,
     shape: Shape,
@@ -251,12 +251,12 @@ impl RunningTopology {
         entry.map(|pids| accounting::memory(&pids)).unwrap_or_default()
     }
 
-    /// Returns the resident memory of that process in kilobytes, at little cost.
+    /// Returns the resident memory of the process to which the client connects, in kilobytes, at little cost.
     pub(crate) fn resident(&self) -> u64 {
         self.parts.last().map_or(0, |part| accounting::resident(&accounting::family(part.pid())))
     }
 
-    /// Ends all processes. Adds the output of the proxy to an error.
+    /// Ends all processes. Adds the output of the process to which the client connects to an error.
     pub(crate) async fn end<T>(self, result: anyhow::Result<T>) -> anyhow::Result<T> {
         let result = result.map_err(|error| match self.parts.last() {
             Some(entry) => error.context(format!("{} wrote: {}", entry.name, entry.output_tail())),

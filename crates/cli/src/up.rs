@@ -258,7 +258,7 @@ struct Monitor {
     confirmed: usize,
     late: bool,
     workloads: BTreeMap<String, WorkloadStatus>,
-    /// Workloads with an Envoy instead of the sidecar.
+    /// Workloads whose sidecar is an Envoy.
     envoys: BTreeSet<String>,
     findings: Vec<Diagnostic>,
     changes: Changes,

@@ -97,7 +97,7 @@ impl Discovery {
         let declared = PodRef { namespace: node.view.namespace.clone(), pod };
         let from = peer_address(call.extensions()).as_ref().map(SocketAddr::ip);
         let ended: Ended = Box::pin(self.authentication.access_end(principal.as_deref(), from, declared));
-        // An unauthenticated identity has another form than a SPIFFE id, so that it shares no limit or history with a
+        // An unauthenticated identity has another form than a SPIFFE ID, so that it shares no limit or history with a
         // principal.
         let accounted_to: Arc<str> = match identity.as_str() {
             "" => format!("{}/{}", node.view.namespace, node.view.service_account).into(),

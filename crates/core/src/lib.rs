@@ -1,4 +1,4 @@
-//! Definitions that all of Skysail shares: names, SPIFFE ids, fingerprints, logging, printing, shutdown,
+//! Definitions that all of Skysail shares: names, SPIFFE IDs, fingerprints, logging, printing, shutdown,
 //! access to admin pages, and limits of connections and files.
 //!
 //! This crate depends on no other crate of the project and knows no protocol. It holds only definitions that

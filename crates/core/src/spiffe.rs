@@ -1,13 +1,13 @@
-//! SPIFFE ids of workloads: `spiffe://cluster.local/ns/default/sa/reviews`.
+//! SPIFFE IDs of workloads: `spiffe://cluster.local/ns/default/sa/reviews`.
 //!
 //! Source: the SPIFFE-ID specification, section 2, with the path that Istio gives to service accounts.
 
 use std::{fmt, str::FromStr};
 
-/// SPIFFE id of a service account.
+/// SPIFFE ID of a service account.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SpiffeId {
-    /// Trust domain, `cluster.local`.
+    /// Trust domain, such as `cluster.local`.
     pub trust_domain: String,
     /// Kubernetes namespace.
     pub namespace: String,
@@ -15,7 +15,7 @@ pub struct SpiffeId {
     pub service_account: String,
 }
 
-/// Error for a text that is not the SPIFFE id of a service account.
+/// Error for a text that is not the SPIFFE ID of a service account.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0:?} is not of the form spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT")]
 pub struct InvalidSpiffeId(String);

@@ -1,6 +1,7 @@
-//! Descriptors of Envoy's messages, for build scripts: their source, their reduction, and messages that they lack.
+//! Descriptors of Envoy's messages, for build scripts: finds them, strips them, and adds messages that they lack.
 //!
-//! The descriptors are in the sources of the `envoy-types` crate, not in its API, so `cargo metadata` finds the sources.
+//! The descriptors are in the sources of the `envoy-types` crate, not in its API, so `cargo metadata` finds the
+//! sources.
 
 use std::{
     env,
@@ -18,8 +19,8 @@ use prost_types::{
 /// Result of a build script.
 pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Returns the file with the descriptors in the sources of `envoy-types`, with any registry or vendoring. Must be called
-/// by a build script.
+/// Returns the file with the descriptors in the sources of `envoy-types`, wherever Cargo finds them: in a registry or
+/// vendored. Must be called by a build script.
 ///
 /// # Errors
 /// `cargo metadata` fails or does not list the crate.
@@ -27,7 +28,7 @@ pub fn envoy_file() -> Result<PathBuf> {
     let manifest = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("Cargo.toml");
     let target = env::var("TARGET")?;
     let mut failure = String::new();
-    // Tries offline first, because the dependencies of this build are downloaded. `cargo metadata` may need more.
+    // The dependencies of this build are already downloaded, so offline comes first. `cargo metadata` may need more.
     for offline in [true, false] {
         let mut command = Command::new(env::var("CARGO")?);
         command.args(["metadata", "--format-version", "1", "--filter-platform", &target, "--manifest-path"]);

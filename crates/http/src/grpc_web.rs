@@ -1,5 +1,5 @@
-//! gRPC-Web: gRPC for clients that can neither send nor receive trailers, such as browsers. Its messages are those of gRPC,
-//! in binary or base64. Trailers are an additional message at the end of the content.
+//! gRPC-Web: gRPC for clients that can neither send nor receive trailers, such as browsers. Its messages are those of
+//! gRPC, in binary or base64. Trailers are an additional message at the end of the content.
 //! Source: <https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-WEB.md>, filter `envoy.filters.http.grpc_web`.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD as BASE64};
@@ -54,7 +54,7 @@ pub fn request(head: &mut RequestHead) -> Option<WebCall> {
 
 impl WebCall {
     /// Turns the head of a response into gRPC-Web, and returns the conversion of its content. Returns `None` if the
-    /// content is not gRPC, which is an error; the content is left out.
+    /// content is not gRPC. That is an error, and the caller sends no content.
     pub fn answer(self, head: &mut ResponseHead) -> Option<Conversion> {
         let grpc = is(head.header("content-type").unwrap_or_default(), GRPC);
         head.set("content-type", &[if self.wants_text { TEXT } else { WEB }, b"+proto"].concat());

@@ -29,7 +29,7 @@ impl Peer {
     /// Returns the names of a certificate, such as the first of a connection's `peer_certificates()`.
     ///
     /// # Errors
-    /// It cannot be parsed.
+    /// Fails if the certificate cannot be parsed.
     pub fn from_der(certificate: &CertificateDer<'_>) -> Result<Self, Error> {
         let (_, parsed) = x509_parser::parse_x509_certificate(certificate)
             .map_err(|error| Error::Certificate(format!("it cannot be parsed: {error}")))?;

@@ -1,10 +1,10 @@
 //! The mesh's DNS server: names of the cluster and hosts of ServiceEntries.
 //!
 //! Answers come from a table that the mesh replaces as a whole ([`Names`]). Without egress, a name that is not in the
-//! table does not exist (NXDOMAIN), whatever its domain. A program then tries its next search domain at once, where an
-//! error would make it retry. With egress ([`Lookups`]), the host's resolver looks up names outside the cluster's
-//! domain. Failed lookups of such names are reported to the mesh. UDP, and TCP for responses that do not fit (RFC 1035,
-//! section 4.2).
+//! table does not exist (NXDOMAIN), whatever its domain. A program then tries its next search domain at once; an error
+//! would make it retry. With egress ([`Lookups`]), the host's resolver looks up names outside the cluster's domain.
+//! Failed lookups of such names are reported to the mesh. The server uses UDP, and TCP for responses that do not fit
+//! (RFC 1035, section 4.2).
 
 use std::{
     io,
@@ -73,8 +73,8 @@ impl Table {
         (response, missing)
     }
 
-    /// Returns the records of a name, by way of its aliases. The code is about the last of them (RFC 6604, section
-    /// 2.1), which is returned if it is not in the table.
+    /// Returns the records of a name and follows its aliases. The response code is that of the last name (RFC 6604,
+    /// section 3). This name is also returned if the table lacks it.
     fn look_up(
         &self,
         name: &Name,
@@ -107,7 +107,7 @@ impl Table {
     }
 }
 
-/// Returns the records of addresses. There are no IPv6 addresses; an empty answer to AAAA tells that the name exists.
+/// Returns the records of addresses. There are no IPv6 addresses; an empty answer to AAAA says that the name exists.
 fn addresses(name: &Name, found: &[Ipv4Addr], kind: RecordType) -> impl Iterator<Item = Record> {
     let wanted = matches!(kind, RecordType::A | RecordType::ANY);
     found.iter().filter(move |_| wanted).map(|ip| Record::from_rdata(name.clone(), TTL, RData::A(A(*ip))))
@@ -148,7 +148,7 @@ impl Server {
         self.reply(self.ask(message, by)?, max_size).await
     }
 
-    /// Looks up a message in the table. A message that is no query gets no answer, or two servers could answer each
+    /// Looks up the name of a query in the table. Other messages get no answer; otherwise two servers could answer each
     /// other forever.
     fn ask(&self, message: &[u8], by: IpAddr) -> Option<PendingReply> {
         let request = Message::from_vec(message).ok()?;

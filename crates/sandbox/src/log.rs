@@ -1,7 +1,7 @@
 //! Logs of programs: a pipe passes a program's output to a file of bounded size.
 //!
-//! The folder of a mesh may be in memory, and programs may run for days. A full file becomes the previous part and
-//! replaces the one before, so a log takes at most twice [`PART`].
+//! The folder of a mesh may be in memory, and programs may run for days. A full file is renamed and replaces the
+//! previous part, so a log takes at most twice [`PART`].
 
 use std::{
     convert::Infallible,
@@ -118,7 +118,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Reads from the start of the previous part.
+    /// Returns a reader that starts at the previous part.
     pub fn new(path: PathBuf) -> Self {
         Self { path, file: None }
     }
@@ -135,7 +135,7 @@ impl Reader {
     pub fn read_new(&mut self) -> io::Result<Vec<u8>> {
         let mut text = Vec::new();
         let mut now = match (File::open(&self.path), &mut self.file) {
-            // It has just become the previous part, and the next one does not exist yet.
+            // The file has just become the previous part, and the next file does not exist yet.
             (Err(error), Some(file)) if error.kind() == io::ErrorKind::NotFound => {
                 file.read_to_end(&mut text)?;
                 return Ok(text);

@@ -1,7 +1,7 @@
 //! Watches folders of configuration files, and single files.
 //!
 //! Any event causes a scan of all files, which finds the differences. Events only trigger scans, so lost,
-//! merged and misleading events do no harm. Examples: editors rename files, and copy tools truncate them
+//! merged and misleading events do no harm. For example, editors rename files, and copy tools truncate them
 //! first. Two cases need care:
 //!
 //! - A file that is being written is incomplete, and reading it would remove objects that are still to come. The scan
@@ -127,7 +127,7 @@ impl FileMetadata {
 }
 
 impl Folders {
-    /// Creates the set with no file seen yet.
+    /// Creates the set of folders; no file is seen yet.
     ///
     /// # Errors
     /// Fails if a path is neither a folder nor a file. Also fails without permission to read a file or folder in it,
@@ -160,7 +160,8 @@ impl Folders {
         changes
     }
 
-    /// Scans after each event and passes the differences to `changed`, which may block. Runs until dropped.
+    /// Scans after events and at intervals, and passes the differences to `changed`, which may block. Runs until
+    /// dropped.
     ///
     /// # Errors
     /// Fails if a scan panicked.
@@ -339,7 +340,7 @@ struct Scan<'a> {
     /// Files that exist and differ from the last scan.
     changes: Vec<FileChange>,
     walked: FolderIds,
-    /// The first folder or file that cannot be read.
+    /// First error that makes [`Folders::new`] fail, and its folder or file.
     failed: Option<(PathBuf, io::Error)>,
 }
 

@@ -63,8 +63,8 @@ impl Dns {
         server
     }
 
-    /// Starts a server whose responses the test composes and returns its address. `udp` returns the messages to send for
-    /// each query by UDP. `tcp` returns the bytes to send for each query by TCP, after which the connection is closed.
+    /// Starts a server whose responses the test composes, and returns its address. `udp` returns the messages to send
+    /// for each query over UDP. `tcp` returns the bytes to send for each query over TCP; then the connection is closed.
     pub fn start_raw(
         udp: impl FnMut(&[u8]) -> Vec<Vec<u8>> + Send + 'static,
         tcp: impl FnMut(&[u8]) -> Vec<u8> + Send + 'static,

@@ -24,7 +24,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All types in the order in which they are sent: a resource before those that refer to it.
+    /// All types in the order in which they are sent: clusters and endpoints before the listeners and routes that use
+    /// them.
     pub const ALL: [Self; 8] = [
         Self::Cluster,
         Self::Endpoint,
@@ -69,8 +70,8 @@ impl Kind {
         }
     }
 
-    /// Returns the name that subscribes to a resource together with others: of virtual hosts, the name of their route
-    /// configuration.
+    /// Returns the name that subscribes to a group of resources, of which this is one. Only virtual hosts have such a
+    /// name: that of their route configuration.
     pub fn family(self, name: &str) -> Option<&str> {
         let (family, _) = name.rsplit_once('/').filter(|_| self == Self::VirtualHost)?;
         Some(family)

@@ -19,7 +19,7 @@ const MAX_NODES: usize = 1_000_000;
 const MAX_DEPTH: usize = 100;
 /// Maximum size of an object in bytes, as JSON: Kubernetes refuses larger ones, because etcd does.
 pub const MAX_OBJECT: usize = 3 << 19;
-/// Characters that JSON adds to a value: quotes or brackets, and a separator.
+/// Number of characters that JSON adds to a value: quotes or brackets, and a separator.
 const SYNTAX: usize = 3;
 /// Key of the objects in a list of objects (`kind: List`).
 const ITEMS: &str = "items";
@@ -169,7 +169,7 @@ pub fn documents(text: &str) -> impl Iterator<Item = Document> {
     bounded(text, usize::MAX)
 }
 
-/// Returns the documents of a text as [`documents`], and refuses those with an object of more than [`MAX_OBJECT`]
+/// Returns the documents of a text like [`documents`], and refuses those with an object of more than [`MAX_OBJECT`]
 /// bytes. An object is a document, or an item of its list `items`.
 pub fn objects(text: &str) -> impl Iterator<Item = Document> {
     bounded(text, MAX_OBJECT)
@@ -530,7 +530,7 @@ fn merge_keys(entries: Vec<Entry>) -> Vec<Entry> {
     own
 }
 
-/// Types a plain scalar.
+/// Returns the value of a plain scalar, with the type that it has in YAML 1.1.
 fn plain(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Value::Null,

@@ -107,7 +107,7 @@ impl Sidecar {
         self.number % plan.services
     }
 
-    /// Returns the services that its workload uses: those next to its own.
+    /// Returns the services that its workload uses: its own, and those that follow it by number.
     fn used(self, plan: &Plan) -> impl Iterator<Item = usize> {
         let (own, all) = (self.service(plan), plan.services);
         (0..plan.used.min(all)).map(move |next| (own + next) % all)

@@ -39,7 +39,7 @@ pub(super) struct Party {
     pub(super) pod: String,
     /// Address.
     pub(super) address: String,
-    /// SPIFFE id; `None` without a proxy.
+    /// SPIFFE ID; `None` without a proxy.
     pub(super) principal: Option<String>,
     pub(super) source: Option<Source>,
 }

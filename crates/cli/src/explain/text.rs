@@ -29,9 +29,9 @@ pub(super) fn of(report: &ExplainReport, base: &Path) -> String {
 struct Text<'a> {
     out: String,
     base: &'a Path,
-    /// What takes the way: `requests` or `connections`.
+    /// Unit of shares: `requests` or `connections`.
     unit: &'static str,
-    /// Decisions of sidecars of servers so far, with the workload.
+    /// Text of the decisions of each server's sidecar so far, and its workload.
     decisions: Vec<(String, String)>,
 }
 
@@ -94,7 +94,8 @@ impl Text<'_> {
         }
     }
 
-    /// Replaces the decisions of a sidecar from `start` on by a reference, if another one before decides the same.
+    /// Replaces the text from `start`, the decisions of a server's sidecar, by a reference to an earlier sidecar with
+    /// the same decisions, if there is one.
     fn fold(&mut self, hop: &Hop, start: usize) {
         let text = self.out.get(start..).unwrap_or_default().to_owned();
         if hop.direction != "inbound" {
@@ -149,8 +150,8 @@ impl Text<'_> {
         }
     }
 
-    /// Adds the connection as the proxy receives it. That of a client to its own sidecar is plain text, unless the client
-    /// sends TLS itself.
+    /// Adds the connection as the proxy receives it. The connection of a client to its own sidecar is left out, unless
+    /// the client sends TLS itself.
     fn connection(&mut self, hop: &Hop) {
         if hop.direction == "outbound" && hop.server_name.is_empty() {
             return;
@@ -182,8 +183,8 @@ impl Text<'_> {
         }
     }
 
-    /// Adds the filter chain, and the others if their reasons say more than the servers of a gateway or the mode of
-    /// mutual TLS do.
+    /// Adds the selected filter chain. Adds the other chains only if neither the servers of a gateway nor the mutual
+    /// TLS mode explain the selection.
     fn chains(&mut self, hop: &Hop) {
         let is_closed = hop.protocol.is_empty();
         let is_told = match hop.direction {

@@ -22,7 +22,7 @@ pub(super) struct ScopeResources {
     pub(super) layer: Arc<Layer>,
     /// Layer of the base over which `layer` lies.
     pub(super) below: Option<Arc<Layer>>,
-    /// The scope holds all its resources although it has a base: its proxies had other resources before.
+    /// The scope holds all its resources although it has a base, because its proxies had other resources before.
     pub(super) is_flat: bool,
     parts: Arc<Parts>,
     pub(super) outline: Arc<Outline>,
@@ -139,7 +139,7 @@ impl ScopeResources {
             if !before.is_empty() || !resources.is_empty() {
                 self.replace_host(&host, resources, &mut edits);
             }
-            // A name that the namespace no longer has of its own is as in the base.
+            // A name that no longer differs in the namespace gets the resource of the base again.
             for (kind, name) in &before {
                 if matches!(edits.get(*kind, name), Some(None)) {
                     revert(*kind, name, base, &mut edits);
@@ -232,7 +232,7 @@ impl ScopeResources {
                 }
             });
         }
-        // A name that the namespace no longer has is as in the base, unless its part differs as a whole.
+        // Former names of a part get the resources of the base again. If the part differs, the base's names are hidden.
         for (part, _, differs) in &compiled {
             for (kind, name) in self.parts.get(part).into_iter().flatten() {
                 revert(*kind, name, base, &mut edits);
@@ -416,8 +416,8 @@ impl ScopeResources {
     }
 }
 
-/// Compiles the routes of changed services that are special in a namespace; empty for the others. Returns `None` if all
-/// routes have to be compiled.
+/// Compiles the routes of the changed services that differ from the base; the others get no routes. Returns `None` if
+/// all routes of the namespace have to be compiled.
 fn compile_services_over(
     (world, facts): (&World, &NamespaceFacts),
     scope: &ClientScope,

@@ -56,8 +56,7 @@ struct Field {
 pub struct Names(u64);
 
 impl Names {
-    /// The names that begin with `x-envoy-`. A long list of them is removed from each request, and rarely one is
-    /// present.
+    /// The names that begin with `x-envoy-`. Many of them are removed from each request, and few requests have one.
     pub const ENVOY: Self = Self(1 << 63);
 
     /// Returns the set of these names.
@@ -83,7 +82,7 @@ impl Names {
         }
     }
 
-    /// Returns all sets that contain this name.
+    /// Returns the union of all sets that contain this name.
     #[inline]
     fn of_field(name: &[u8]) -> Self {
         let family = if name.starts_with(b"x-envoy-") { Self::ENVOY.0 } else { 0 };
@@ -233,8 +232,8 @@ impl Headers {
 
     /// Combines the fields of each of these names into one (RFC 9110, section 5.3). `set` contains the names.
     ///
-    /// Called after a head has been read. Every decision then sees the whole value that the receiver sees, and cannot
-    /// differ from it in the choice of a first or last value.
+    /// Called after a head has been read. Every decision then sees the whole value, as the receiver does. Otherwise a
+    /// decision could use the first value and the receiver the last.
     pub fn combine(&mut self, names: &[&str], set: Names) {
         let suspects = Names(self.repeated.0 & set.0);
         if suspects.0 == 0 {
@@ -280,7 +279,7 @@ impl Headers {
         }
     }
 
-    /// Returns whether there is memory, and little enough to be kept.
+    /// Returns whether the fields own memory, and little enough to keep.
     pub(super) fn is_worth_keeping(&self) -> bool {
         (1..=4 * 1024).contains(&self.text.capacity())
     }

@@ -18,7 +18,7 @@ use cluster::{
     circuit_breakers::{Thresholds, thresholds},
 };
 
-/// Returns circuit breakers without limits, since Envoy's defaults (1,024) would surprise.
+/// Returns circuit breakers without limits, as Istio sets them. Envoy's defaults are 1,024, and 3 for retries.
 pub(super) fn unlimited() -> CircuitBreakers {
     CircuitBreakers {
         thresholds: vec![Thresholds {
@@ -105,7 +105,7 @@ pub(super) fn apply_outlier_detection(made: &mut cluster::Cluster, from: &Outlie
     }
 }
 
-/// Returns the predicate of the responses that count as errors; `None` for the default, those from 500.
+/// Returns the predicate of the responses that count as errors; `None` for the default, status 500 and above.
 pub(super) fn error_codes(from: &OutlierDetection) -> Option<MatchPredicate> {
     let rule = |code: &u32| {
         let exact = matcher::string_matcher::MatchPattern::Exact(code.to_string());
@@ -167,7 +167,7 @@ pub(super) fn upgrades(pool: Option<&ConnectionPool>, default: bool) -> bool {
     }
 }
 
-/// Returns whether requests are sent by the client's protocol.
+/// Returns whether requests are sent to endpoints with the HTTP version that the client uses.
 pub(super) fn uses_client_protocol(pool: Option<&ConnectionPool>) -> bool {
     parts(pool).1.is_some_and(|http| http.use_client_protocol)
 }

@@ -117,7 +117,7 @@ impl World {
         slices.map(|slice| &*slice.object)
     }
 
-    /// Returns the SPIFFE ids that a service's endpoints may present.
+    /// Returns the SPIFFE IDs that a service's endpoints may present.
     pub fn service_identities(&self, service: &Typed<Service>) -> BTreeSet<SpiffeId> {
         let trust_domain = &self.mesh().trust_domain;
         let endpoints = service.spec.ports.iter().flat_map(|port| self.endpoints(service, port));

@@ -97,7 +97,7 @@ pub struct RemoteKeys {
 /// Token that a request must have. Source: `JwtRequirement`. Providers are given by index into [`Jwt::providers`].
 #[derive(Clone, Debug)]
 pub enum Requirement {
-    /// No token.
+    /// No token is required.
     Nothing,
     /// A token of this provider. The audiences, if given, replace those of the provider.
     Provider(usize, Option<Vec<Box<str>>>),
@@ -105,8 +105,8 @@ pub enum Requirement {
     Any(Vec<Requirement>),
     /// All of these requirements.
     All(Vec<Requirement>),
-    /// No token in any place of these providers.
+    /// The request has no token in any place of these providers.
     AllowMissing(Vec<usize>),
-    /// No token, or any token, even an invalid one.
+    /// Any request, even with an invalid token.
     AllowMissingOrFailed,
 }

@@ -74,7 +74,7 @@ pub struct Connection<'a> {
     pub tls: Option<ClientHello<'a>>,
 }
 
-/// Client hello of TLS.
+/// TLS of a client: the fields of its ClientHello, and its certificate.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientHello<'a> {
     /// SNI; empty for none.
@@ -92,7 +92,7 @@ pub struct ProxyConfiguration {
     origins: Origins,
     /// Resources that a `skysail-proxy` refuses: name and reason.
     refused: Vec<(String, String)>,
-    /// Rules of tokens whose signatures are taken as valid.
+    /// Indices of the JWT providers whose signatures are taken as valid.
     assumed: Vec<usize>,
 }
 
@@ -157,13 +157,14 @@ impl ProxyConfiguration {
         &self.refused
     }
 
-    /// Takes the signatures of tokens by these rules as valid, because their keys are not known here. Rules are numbered
-    /// as in the filter of the workload.
+    /// Takes the signatures of tokens of these JWT providers as valid, because their keys are not known here. A rule is
+    /// the index of its provider in the filter.
     pub fn assume_signatures(&mut self, rules: Vec<usize>) {
         self.assumed = rules;
     }
 
-    /// Returns the name of the listener with this address or wildcard port; for proxies whose listeners have sockets.
+    /// Returns the name of the listener with this address, or with its port on the wildcard address. For proxies whose
+    /// listeners have sockets.
     pub fn listener_at(&self, address: SocketAddr) -> Option<String> {
         let by_address = &self.snapshot.listeners.by_address;
         let any = |listener: &&Arc<Listener>| {
@@ -356,7 +357,7 @@ impl ProxyConfiguration {
                 mismatch,
                 share: route.matches.fraction.map(|share| f64::from(share) / 1_000_000.0),
             });
-            // A route for a share of requests is followed, and so are the routes after it.
+            // Other requests continue after a route for a fraction of requests, so the search continues too.
             if matched && route.matches.fraction.is_none() {
                 return Some((host, route));
             }
@@ -478,7 +479,7 @@ fn others(table: &RouteTable) -> String {
     }
 }
 
-/// Returns why the handshake of TLS fails; `None` if it does not.
+/// Returns why the TLS handshake fails; `None` if it does not.
 fn refused_handshake(connection: &Connection<'_>, explained: &Explanation) -> Option<&'static str> {
     match &connection.tls {
         None if explained.terminates_tls => {

@@ -1,5 +1,6 @@
 //! Runs the Lua scripts of a request: `envoy_on_request` among the filters, `envoy_on_response` before the response is
-//! sent. The order of the filters is reversed for responses, as in Envoy.
+//! sent. For responses it also runs external processing, because the filters of a response run in one sequence, in
+//! reverse order as in Envoy.
 //!
 //! A script that waits is a suspended coroutine; see [`crate::script`]. While it runs, it owns both heads.
 
@@ -38,9 +39,9 @@ use skysail_policy::{
 /// Name of the filter in metadata of routes, besides the name in the configuration.
 const LUA: &str = "envoy.filters.http.lua";
 
-/// A response that scripts have handled.
+/// A response that scripts and external processing have handled.
 pub(crate) struct Scripted {
-    /// The body, if a script has read it.
+    /// The body, if one of these filters has read it.
     pub(crate) body: Option<Box<Flow>>,
     /// Whether the whole request has been sent.
     pub(crate) is_sent: bool,
@@ -72,8 +73,8 @@ impl<'a> RequestContext<'a> {
         Ok(false)
     }
 
-    /// Runs the filters for an upstream's response: scripts and external processing. `body` is its framing, and whether the whole request has been sent;
-    /// `None` for a tunnel. Returns `None` if a local reply has been sent instead.
+    /// Runs the filters for an upstream's response: scripts and external processing. `body` is its framing, and whether
+    /// the whole request has been sent; `None` for a tunnel. Returns `None` if a local reply has been sent instead.
     pub(crate) async fn script_response(
         &mut self,
         body: Option<(Framing, bool)>,
@@ -387,7 +388,7 @@ impl<'a> RequestContext<'a> {
         body.replace(content, framing, trailers);
     }
 
-    /// Reads the body of the response. Returns no body if there is none, and `None` if it exceeds the limit.
+    /// Reads the body of the response. Returns `None` if it exceeds the limit, and `Some(None)` if there is no body.
     async fn read_response_body(
         &mut self,
         stream: &SharedStream,

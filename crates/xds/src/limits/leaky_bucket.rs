@@ -13,7 +13,7 @@ pub(crate) struct LeakyBucket(Mutex<BucketState>);
 #[derive(Debug)]
 struct BucketState {
     units: u64,
-    /// Time up to which payments are counted.
+    /// Time up to which the leak is counted.
     since: Instant,
 }
 
@@ -59,7 +59,7 @@ impl LeakyBucket {
 const NANOS: u128 = 1_000_000_000;
 
 impl BucketState {
-    /// Charges work after counting payments, because time before a debt pays nothing of it.
+    /// Charges work. Counts the leak first, because time before a charge does not reduce it.
     fn charge(&mut self, units: u64, now: Instant) {
         self.leak(now);
         self.units = self.units.saturating_add(units);
@@ -73,7 +73,7 @@ impl BucketState {
             return;
         }
         self.units -= leaked;
-        // The time of a part of a unit is left for the next call; otherwise frequent calls would pay nothing.
+        // The time for a fraction of a unit is left for the next call; otherwise nothing would leak at frequent calls.
         let counted = (u128::from(leaked) * NANOS).div_ceil(u128::from(RATE));
         self.since += Duration::from_nanos(u64::try_from(counted).unwrap_or(u64::MAX));
     }

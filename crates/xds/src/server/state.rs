@@ -58,7 +58,7 @@
 //! # Order between types
 //!
 //! "Eventual consistency considerations" of the protocol, make before break:
-//! - A resource is sent before the resources that refer to it ([`Kind::ALL`]).
+//! - Clusters and endpoints are sent before the listeners and routes that use them ([`Kind::ALL`]).
 //! - Removals of clusters and endpoints wait until listeners and routes that no longer refer to them are
 //!   acknowledged. In the state of the world this holds only while no cluster changes, because each response lists
 //!   all clusters.

@@ -75,7 +75,7 @@ struct Load {
     num_customers: u32,
 }
 
-/// Returns the routes, over a new store.
+/// Returns the routes, with a new store of customers.
 pub(crate) fn router(key: Key) -> Router {
     let customers = Customers { key, all: Arc::default() };
     customers.load(INITIAL_CUSTOMERS);
