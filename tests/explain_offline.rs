@@ -136,7 +136,7 @@ fn mutual_tls_of_a_gateway_needs_a_certificate() {
         &[
             "server HTTPS on port 8443, TLS MUTUAL, hosts vip.example.com",
             "<- Gateway default/cinema-secure spec.servers[1], secure-ingress/routes.yaml:",
-            "closes the filter chain requires a certificate of the client, which has none",
+            "closes the filter chain requires a client certificate, and the client has none",
         ],
     );
     let with = ["--from", "outside", vip, "--cert", "secure-ingress/member.crt"];
@@ -377,14 +377,14 @@ fn tokens_are_verified_and_their_claims_decide() {
         of("authorization: Bearer forged", "/"),
         1,
         &[
-            "not token header authorization: Jwt is not in the form",
+            "bad token header authorization: Jwt is not in the form",
             rule,
             "responds 401",
             "RequestAuthentication default/films",
         ],
     );
     let changed = staff.replace(".e", ".E");
-    check(of(&changed, "/"), 1, &["not token", "responds 401"]);
+    check(of(&changed, "/"), 1, &["bad token", "responds 401"]);
 }
 
 #[test]
@@ -412,7 +412,7 @@ fn unknown_keys_and_other_issuers_are_named() {
         of(other),
         1,
         &[
-            "not token header authorization: issuer https://accounts.cinema.example, expected: https://other.example",
+            "bad token header authorization: issuer https://accounts.cinema.example, expected: https://other.example",
             "responds 401",
         ],
     );
@@ -477,7 +477,7 @@ fn rate_limits_name_their_descriptors() {
             "sourcePrincipal=spiffe://cluster.local/ns/default/sa/front; 503 above it",
             "<- RateLimitPolicy default/web spec.rules[0], mesh.yaml:36",
             "limit 1000 in 3600 s",
-            "only counted above it",
+            "requests above it are only counted",
             "<- RateLimitPolicy default/web spec.rules[1], mesh.yaml:41",
             "limit of the service outbound|8081||limits.default.svc.cluster.local, domain shop, for user=ann; 429 above it",
             "<- RateLimitPolicy default/web spec.rules[2], mesh.yaml:44",

@@ -115,9 +115,9 @@ pub(crate) fn run(mut args: CompareArgs) -> anyhow::Result<bool> {
 fn read(file: &Path) -> anyhow::Result<Comparison> {
     let text = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
     let comparison: Comparison = serde_json::from_slice(&text)
-        .with_context(|| format!("{} is no result of bench compare", file.display()))?;
+        .with_context(|| format!("{} is not a result of bench compare", file.display()))?;
     if comparison.benchmark != "compare" || comparison.format != 1 {
-        bail!("{} is no result of bench compare in format 1", file.display());
+        bail!("{} is not a result of bench compare in format 1", file.display());
     }
     Ok(comparison)
 }

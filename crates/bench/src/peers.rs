@@ -94,10 +94,10 @@ impl Peer {
     /// If it is not installed; the message says how to get it.
     pub(crate) fn find(self, places: &PeerPrograms) -> anyhow::Result<PathBuf> {
         match self {
-            Self::Relay => env::current_exe().context("finding this program's file"),
+            Self::Relay => env::current_exe().context("cannot find this program's file"),
             Self::Skysail => match &places.skysail {
                 Some(path) => given(path, "--skysail"),
-                None => env::current_exe().context("finding this program's file"),
+                None => env::current_exe().context("cannot find this program's file"),
             },
             Self::Envoy => match &places.envoy {
                 Some(path) => given(path, "--envoy"),

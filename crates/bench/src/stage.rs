@@ -119,7 +119,7 @@ impl Stage {
         let folder =
             tempfile::Builder::new().prefix("skysail-bench-").tempdir().context("cannot make a folder")?;
         let setup = Setup {
-            executable: std::env::current_exe().context("finding this program's file")?,
+            executable: std::env::current_exe().context("cannot find this program's file")?,
             folder: folder.path().to_owned(),
             certificates: Certificates::make(folder.path())?,
             realtime: scheduling.is_ok(),

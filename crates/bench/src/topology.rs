@@ -333,7 +333,7 @@ async fn observe(load: Load, standing: &RunningTopology) -> anyhow::Result<Measu
     let failed = outcome.unanswered + outcome.refused;
     if failed as f64 > MAX_LOST_SHARE * outcome.requests as f64 {
         bail!(
-            "of {} requests, {} were not answered and {} not with 200",
+            "of {} requests, {} got no response and {} a status other than 200",
             outcome.requests,
             outcome.unanswered,
             outcome.refused

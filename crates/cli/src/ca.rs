@@ -21,7 +21,7 @@ pub(crate) enum CaArgs {
     /// Show the trusted root certificates and the state of their rotation.
     #[command(after_help = "The exit code is 1 if the files in --ca-dir are invalid.")]
     Status(CaOptions),
-    /// Start to rotate the root certificate of a self-signed authority. It takes three times the lifetime of a
+    /// Start to rotate the root certificate of a self-signed authority. The rotation takes three times the lifetime of a
     /// certificate and interrupts no traffic.
     Rotate(CaOptions),
 }
@@ -75,7 +75,8 @@ pub(crate) fn run(args: CaArgs) -> anyhow::Result<u8> {
         runtime.block_on(request("POST", &control, "/ca/rotate"))?;
     }
     let text = runtime.block_on(request("GET", &control, "/debug/ca"))?;
-    let status: CaStatus = serde_json::from_str(&text).context("the control plane's answer")?;
+    let status: CaStatus =
+        serde_json::from_str(&text).context("cannot parse the response of the control plane")?;
     match options.output {
         view::Output::Json => stdio::print(serde_json::to_string_pretty(&status)?)?,
         view::Output::Text => stdio::print(status.text(SystemTime::now()))?,
@@ -86,7 +87,7 @@ pub(crate) fn run(args: CaArgs) -> anyhow::Result<u8> {
 /// Runs this program again in the network namespace of the control plane.
 fn beside_control(verb: &str, options: &CaOptions) -> anyhow::Result<u8> {
     let mesh = rundir::find(options.name.as_deref())?;
-    let exe = std::env::current_exe().context("finding this program's file")?;
+    let exe = std::env::current_exe().context("cannot find this program's file")?;
     let output = match options.output {
         view::Output::Json => "json",
         view::Output::Text => "text",

@@ -154,7 +154,7 @@ fn pods(args: &StatusArgs) -> anyhow::Result<u8> {
 /// Runs this program again in the network namespace of the control plane.
 fn beside_control(args: &StatusArgs, object: &ObjectName) -> anyhow::Result<u8> {
     let mesh = rundir::find(args.name.as_deref())?;
-    let exe = env::current_exe().context("finding this program's file")?;
+    let exe = env::current_exe().context("cannot find this program's file")?;
     let output = match args.output {
         view::Output::Json => "json",
         view::Output::Text => "text",
@@ -208,7 +208,8 @@ async fn request(control: &str, path: &str) -> anyhow::Result<Option<(String, Ob
     })?;
     match status {
         200 => {
-            let page = serde_json::from_str(&body).context("the control plane's answer")?;
+            let page =
+                serde_json::from_str(&body).context("cannot parse the response of the control plane")?;
             Ok(Some((body, page)))
         }
         404 => Ok(None),

@@ -47,7 +47,7 @@ Each pod of a workload gets a network namespace with an IP address, its processe
 IP addresses, names resolve as in a cluster, and all connections pass through the sidecars. --image names the program \
 for an image; for other images an echo server runs. Files are watched: edits take effect while the mesh runs. \
 The machine's own configuration is not changed, and at the end nothing of the mesh is left.\n\n\
-On the host, -p 8080:web:80 leads to port 80 of the Service (or workload) web, as plain text from outside of the mesh. \
+On the host, -p 8080:web:80 forwards port 8080 to port 80 of the Service (or workload) web, as plain text from outside of the mesh. \
 Services of type LoadBalancer or NodePort are published without it. Sidecars log requests: `skysail logs WORKLOAD -c \
 proxy`. `accessLogFile: \"\"` in the mesh configuration (ConfigMap istio in istio-system), or \
 --control-arg=--default-access-log= turns that off.\n\n\
@@ -74,7 +74,7 @@ pub(crate) struct UpArgs {
     /// their names with its resolver. Addresses of this machine itself and of clouds' metadata services stay closed.
     #[arg(long)]
     egress: bool,
-    /// Time after which the mesh ends, from when all workloads are ready: 30s, 5m.
+    /// Time from the readiness of all workloads until the mesh ends, such as 30s or 5m.
     #[arg(long = "for", value_name = "TIME", value_parser = duration)]
     time: Option<Duration>,
     /// Format of the result. With json it is one document at the end, and progress is written to standard error.
@@ -83,7 +83,7 @@ pub(crate) struct UpArgs {
     /// Run the `command` of containers for whose image no --image is given, with this machine's programs and files.
     #[arg(long)]
     run_commands: bool,
-    /// Maximum number of pods, 1000 at most [default: by this machine's memory and limits].
+    /// Maximum number of pods, 1000 at most [default: derived from this machine's memory and limits].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     max_pods: Option<u16>,
     /// Worker threads of each sidecar.
@@ -197,7 +197,8 @@ pub(crate) fn outside(args: UpArgs) -> anyhow::Result<u8> {
     let (folder, _lock) = rundir::create(&name)?;
     let config = input.into_paths(&folder)?;
     published.announce(args.output)?;
-    let exe = std::env::current_exe().context("finding this program's file")?.to_string_lossy().into_owned();
+    let exe =
+        std::env::current_exe().context("cannot find this program's file")?.to_string_lossy().into_owned();
     let own = |words: &[&str]| -> Vec<String> {
         std::iter::once(exe.as_str()).chain(words.iter().copied()).map(str::to_owned).collect()
     };

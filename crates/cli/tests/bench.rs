@@ -154,6 +154,6 @@ fn an_invalid_result_is_refused() {
     let output = bench(folder.path(), &["compare", "--from", "x.json", "--html", "page.html"]);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{errors}");
-    assert!(errors.starts_with("skysail: x.json is no result of bench compare"), "{errors}");
+    assert!(errors.starts_with("skysail: x.json is not a result of bench compare"), "{errors}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }

@@ -199,7 +199,7 @@ impl Authentication {
         }
         let peer = Peer::from_der(leaf).map_err(refused)?;
         let id = peer.spiffe.ok_or_else(|| {
-            Status::unauthenticated("the client certificate has no SPIFFE id of a service account")
+            Status::unauthenticated("the client certificate has no SPIFFE ID of a service account")
         })?;
         if id.trust_domain != self.trust_domain() && !self.aliases().contains(&id.trust_domain) {
             return Err(Status::unauthenticated(format!("{id} belongs to another trust domain")));

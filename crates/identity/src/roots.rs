@@ -139,7 +139,7 @@ impl Roots {
         };
         let domain = uri.strip_prefix("spiffe://").and_then(|rest| rest.split_once('/'));
         let Some((domain, _)) = domain else {
-            return Err(other(format_args!("the peer is {uri:?}, which is not a SPIFFE id")));
+            return Err(other(format_args!("the peer is {uri:?}, which is not a SPIFFE ID")));
         };
         let unknown = || {
             other(format_args!("the peer is {uri:?}, and no root vouches for the trust domain {domain:?}"))

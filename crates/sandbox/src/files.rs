@@ -263,7 +263,7 @@ mod tests {
         files.take(FileUpdate::of(FileChange {
             layer: 0,
             path: "a.yaml".to_owned(),
-            state: FileState::Unreadable("a symbolic link to nothing".to_owned()),
+            state: FileState::Unreadable("a symbolic link whose target does not exist".to_owned()),
         }));
         assert_eq!(files.objects(), objects);
     }

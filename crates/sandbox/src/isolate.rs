@@ -114,7 +114,7 @@ async fn supervise(arguments: &[OsString], channel: Option<UnixStream>) -> Resul
     let mut terminated = signal(SignalKind::terminate()).context(failed)?;
     let mut hung_up = signal(SignalKind::hangup()).context(failed)?;
     SigSet::from_iter(END_SIGNALS).thread_unblock().context("unblocking signals")?;
-    let program = std::env::current_exe().context("finding this program's file")?;
+    let program = std::env::current_exe().context("cannot find this program's file")?;
     let (own_end, inner_end) = UnixStream::pair().context(failed)?;
     if let Some(channel) = channel {
         descriptor::send(&own_end, channel.as_fd()).context("sending the socket to the forwarder")?;

@@ -92,7 +92,7 @@ impl Writer {
             Ok(()) => self.is_failing = false,
             Err(error) => {
                 if !std::mem::replace(&mut self.is_failing, true) {
-                    tracing::warn!(log = %self.path.display(), %error, "cannot write the log; its lines are lost");
+                    tracing::warn!(log = %self.path.display(), %error, "cannot write the log; lines are lost until a write succeeds");
                 }
             }
         }

@@ -418,7 +418,7 @@ impl<'a> Scan<'a> {
                 }
                 // The target of the link was removed, the link itself was not.
                 Err(error) if listed.is_symlink() && fs::symlink_metadata(&path).is_ok() => {
-                    let error = io::Error::new(error.kind(), "a symbolic link to nothing");
+                    let error = io::Error::new(error.kind(), "a symbolic link whose target does not exist");
                     self.unreadable(&path, layer, &error);
                 }
                 _ if matches!(extension, Some("yaml" | "yml" | "json")) => {

@@ -229,7 +229,10 @@ fn files_behind_a_broken_link_stay_until_the_link_is_removed() {
     changes.sort_by(|one, other| one.path.cmp(&other.path));
     for (change, name) in changes.iter().zip(["2.yaml", "policies"]) {
         assert_eq!(Path::new(&change.path), at(name));
-        assert_eq!(change.state, FileState::Unreadable("a symbolic link to nothing".to_owned()));
+        assert_eq!(
+            change.state,
+            FileState::Unreadable("a symbolic link whose target does not exist".to_owned())
+        );
     }
     assert_eq!(changes.len(), 2);
     assert_eq!(folders.scan(), []);

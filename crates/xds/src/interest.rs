@@ -40,8 +40,8 @@ impl Interest {
             name.iter().all(|(word, bit)| words[*word].load(Relaxed) & bit != 0)
         };
         self.0.iter().zip(&change.0).any(|(words, change)| match change {
-            InterestingNames::Some(names) => names.iter().any(|name| has(words, name)),
-            InterestingNames::All => words.iter().any(|word| word.load(Relaxed) != 0),
+            ChangedNames::Some(names) => names.iter().any(|name| has(words, name)),
+            ChangedNames::All => words.iter().any(|word| word.load(Relaxed) != 0),
         })
     }
 }
@@ -57,10 +57,10 @@ fn bits(name: &str) -> Bits {
 
 /// Names that changed in a layer.
 #[derive(Debug)]
-pub struct Change([InterestingNames; Kind::ALL.len()]);
+pub struct Change([ChangedNames; Kind::ALL.len()]);
 
 #[derive(Debug)]
-enum InterestingNames {
+enum ChangedNames {
     Some(Vec<Bits>),
     /// The names are not known.
     All,
@@ -69,18 +69,18 @@ enum InterestingNames {
 impl Change {
     /// Returns a change that concerns every stream with a subscription.
     pub fn everything() -> Self {
-        Self(std::array::from_fn(|_| InterestingNames::All))
+        Self(std::array::from_fn(|_| ChangedNames::All))
     }
 
     /// Returns the changes after a generation.
     pub fn since(layer: &Layer, generation: u64) -> Self {
         Self(Kind::ALL.map(|kind| match layer.changed_names(kind, generation) {
-            None => InterestingNames::All,
+            None => ChangedNames::All,
             // A name without a resource may resolve to a virtual host now.
-            _ if layer.has_changed_aliases(kind, generation) => InterestingNames::All,
+            _ if layer.has_changed_aliases(kind, generation) => ChangedNames::All,
             Some(names) => {
                 let both = names.flat_map(|name| [Some(name), kind.family(name)]);
-                InterestingNames::Some(both.flatten().map(bits).collect())
+                ChangedNames::Some(both.flatten().map(bits).collect())
             }
         }))
     }

@@ -133,6 +133,6 @@ fn invalid_results_are_refused() {
     assert!(read(&file).unwrap_err().to_string().contains("cannot read"));
     for text in ["{}", include_str!("recorded.json").replacen("\"format\": 1", "\"format\": 9", 1).as_str()] {
         fs::write(&file, text).unwrap();
-        assert!(read(&file).unwrap_err().to_string().contains("is no result of bench compare"));
+        assert!(read(&file).unwrap_err().to_string().contains("is not a result of bench compare"));
     }
 }

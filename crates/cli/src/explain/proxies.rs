@@ -83,8 +83,8 @@ impl<'a> Proxies<'a> {
             match held(mesh, pod, resources.clone()) {
                 Ok(held) => (resources, on_demand, refused) = (held.resources, held.on_demand, held.refused),
                 Err(error) => self.notes.borrow_mut().push(format!(
-                    "the proxy of {}/{} does not tell its configuration ({error:#}): explained is what the files \
-                     give it",
+                    "the proxy of {}/{} did not return its configuration ({error:#}); the explanation uses the \
+                     files",
                     pod.namespace, pod.name
                 )),
             }
@@ -107,7 +107,7 @@ impl<'a> Proxies<'a> {
 fn held(mesh: &str, pod: &OfflinePod, compiled: Vec<EncodedResource>) -> anyhow::Result<HeldResources> {
     let url = format!("http://127.0.0.1:{ADMIN_PORT}/config_dump?include_eds");
     let workload = format!("{}/{}", pod.namespace, pod.name);
-    let own = env::current_exe().context("finding this program")?;
+    let own = env::current_exe().context("cannot find this program's file")?;
     let output = Command::new(own)
         .args(["call", &workload, &url, "--max-time", "20", "--name", mesh])
         .output()

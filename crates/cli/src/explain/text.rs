@@ -103,7 +103,7 @@ impl Text<'_> {
         }
         match self.decisions.iter().find(|(known, _)| *known == text) {
             Some((_, first)) => {
-                let line = format!("as at the sidecar of {first}");
+                let line = format!("same as at the sidecar of {first}");
                 self.out.truncate(start);
                 self.field("decisions", &line);
             }
@@ -271,14 +271,14 @@ impl Text<'_> {
             token.claims.iter().take(MAX_LISTED).map(|(name, value)| format!(", {name} {value}")).collect();
         let (label, verdict) = match token.refused.as_str() {
             "" => ("token", format!("valid, principal {}{}", token.principal, claims.concat())),
-            reason => ("not token", reason.to_owned()),
+            reason => ("bad token", reason.to_owned()),
         };
         self.field(label, &format!("{}: {verdict}", token.place));
         if !token.unknown_keys.is_empty() {
             let keys = &token.unknown_keys;
             self.field(
                 "",
-                &format!("its signature is taken as valid: the keys of {keys} are not fetched here"),
+                &format!("its signature is assumed valid, because the keys of {keys} are not fetched here"),
             );
         }
         self.source(token.source.as_ref());
@@ -286,7 +286,7 @@ impl Text<'_> {
 
     fn limit(&mut self, limit: &LimitReport) {
         let effect = if limit.enforced <= 0.0 {
-            "only counted above it".to_owned()
+            "requests above it are only counted".to_owned()
         } else if limit.enforced >= 1.0 {
             format!("{} above it", limit.status)
         } else {
@@ -305,7 +305,7 @@ impl Text<'_> {
                 ("", true) => "for each connection".to_owned(),
                 (descriptor, _) => format!("for {descriptor}"),
             };
-            let effect = if bucket.is_shadow { "only counted above it" } else { &effect };
+            let effect = if bucket.is_shadow { "requests above it are only counted" } else { &effect };
             let line = format!("{} in {} s, {} at once,", bucket.requests, bucket.seconds, bucket.at_once);
             self.field("limit", &format!("{line} {of}; {effect}"));
         }

@@ -111,7 +111,7 @@ impl ScopeResources {
         sibling: Option<Sibling<'_>>,
     ) -> Result<(), CompilePanic> {
         let compiled = catch_panic(
-            || "the listeners, or the services that the proxies see".to_owned(),
+            || "the outline of the outbound listeners".to_owned(),
             || self.compile(compiler, world, scope, changes, sibling),
         )??;
         self.apply(compiled, generation, sibling);
@@ -129,7 +129,7 @@ impl ScopeResources {
         base: &Self,
     ) -> Result<(), CompilePanic> {
         let compiled = catch_panic(
-            || "the listeners, or the services that the proxies see".to_owned(),
+            || "the outline of the outbound listeners".to_owned(),
             || self.compile_over(compiler, (world, facts), scope, changes, base),
         )??;
         let CompiledChanges { outline, mut edits, parts: compiled, of_services } = compiled;

@@ -37,8 +37,8 @@ fn a_root_of_one_trust_domain_is_not_trusted_for_another() {
             (&[front_east, front_west][..], "has 2 URIs"),
             (&[front_west, front_east], "has 2 URIs"),
             (&[], "has 0 URIs"),
-            (&["https://east/"], "is not a SPIFFE id"),
-            (&["spiffe://east"], "is not a SPIFFE id"),
+            (&["https://east/"], "is not a SPIFFE ID"),
+            (&["spiffe://east"], "is not a SPIFFE ID"),
             (&["spiffe://EAST/ns/shop/sa/front"], "the trust domain \"EAST\""),
             (&["spiffe://north/ns/shop/sa/front"], "the trust domain \"north\""),
         ] {

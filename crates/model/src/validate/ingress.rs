@@ -13,7 +13,7 @@ pub(crate) fn ingress(spec: &Ingress) -> Vec<Finding> {
         findings.add(Code::MissingField, "spec", "has neither rules nor defaultBackend", "add a rule");
     }
     if let Some(of) = &spec.default_backend {
-        let message = "has no effect, nor in Istio";
+        let message = "has no effect, as in Istio";
         findings.add(Code::NoEffect, "spec.defaultBackend", message, "add a rule without a host");
         backend(of, "spec.defaultBackend", &mut findings);
     }

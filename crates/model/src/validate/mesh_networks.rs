@@ -51,6 +51,6 @@ fn gateway(of: &MeshNetworkGateway, field: &str, findings: &mut Findings) {
     port(of.port, &format!("{field}.port"), findings);
     if !of.locality.is_empty() {
         let field = format!("{field}.locality");
-        findings.add(Code::NoEffect, field, "has no effect, nor in Istio", "remove it");
+        findings.add(Code::NoEffect, field, "has no effect, as in Istio", "remove it");
     }
 }

@@ -486,7 +486,7 @@ fn refused_handshake(connection: &Connection<'_>, explained: &Explanation) -> Op
             Some("the filter chain expects TLS, and the client sends plain text")
         }
         Some(hello) if explained.requires_certificate && hello.certificate.is_none() => {
-            Some("the filter chain requires a certificate of the client, which has none")
+            Some("the filter chain requires a client certificate, and the client has none")
         }
         _ => None,
     }

@@ -130,7 +130,7 @@ impl RequestContext<'_> {
         let mut scripted_body = None;
         if self.scope.manager.processes_responses {
             let body = (!switched).then_some((framing, is_sent));
-            match Box::pin(self.script_response(body, &mut deadlines)).await? {
+            match Box::pin(self.filter_response(body, &mut deadlines)).await? {
                 None => return Ok(()),
                 Some(scripted) => (scripted_body, is_sent) = (scripted.body, scripted.is_sent),
             }

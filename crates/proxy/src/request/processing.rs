@@ -32,7 +32,7 @@ use crate::{
             CallEnd, Processor, ProcessorFailure, Side, StageMode, Stopped,
             changes::{Head, apply, fields, request_fields, response_fields},
         },
-        response_body::{BodySource, MAX_BODY, ResponseBody, ScriptOutcome, UpstreamPart},
+        response_body::{BodySource, FilterOutcome, MAX_BODY, ResponseBody, UpstreamPart},
         transfer::{self, Deadlines, unless_closed},
     },
 };
@@ -90,7 +90,7 @@ impl<'a> RequestContext<'a> {
         config: &'a Arc<ExternalProcessing>,
         setting: Option<&'a Setting>,
         body: &mut ResponseBody<'_>,
-    ) -> Result<ScriptOutcome, Error> {
+    ) -> Result<FilterOutcome, Error> {
         let known = &mut self.decision.response_filters_mut().processors;
         let index = known.iter().position(|known| std::ptr::eq(known.filter, filter));
         let mut processor = match index {
@@ -108,16 +108,16 @@ impl<'a> RequestContext<'a> {
         self.take_stage_metadata(&processor);
         self.decision.response_filters_mut().processors.push(processor);
         match result? {
-            None => return Ok(ScriptOutcome::TooLarge),
-            Some(Ok(())) => return Ok(ScriptOutcome::Continue),
+            None => return Ok(FilterOutcome::TooLarge),
+            Some(Ok(())) => return Ok(FilterOutcome::Continue),
             Some(Err(Stopped)) => {}
         }
         let is_reusable = std::mem::replace(&mut self.outcome.reusable, false);
         if self.answer_for_processor().await? {
-            return Ok(ScriptOutcome::Answered);
+            return Ok(FilterOutcome::Answered);
         }
         self.outcome.reusable = is_reusable;
-        Ok(ScriptOutcome::Continue)
+        Ok(FilterOutcome::Continue)
     }
 
     /// Answers the request as a processor says, or for its failure. Returns false if the request continues.

@@ -299,7 +299,7 @@ impl RequestContext<'_> {
     /// Sends a local reply, whose head is in the exchange.
     pub(crate) async fn send_local(&mut self, content: &[u8]) -> Result<(), Error> {
         if self.scope.manager.processes_responses && !self.decision.has_run_scripts {
-            return Box::pin(self.send_scripted(content)).await;
+            return Box::pin(self.send_filtered(content)).await;
         }
         self.exchange.keep_alive &= !self.exchange.downstream.origin.is_ending(self.scope.manager);
         self.skip_body();

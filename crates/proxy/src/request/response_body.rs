@@ -44,7 +44,7 @@ pub(crate) struct UpstreamPart<'u, 'c> {
 
 /// The end of a filter's work on a message.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum ScriptOutcome {
+pub(crate) enum FilterOutcome {
     /// The message continues, even if the filter has failed.
     Continue,
     /// The filter has answered the request.

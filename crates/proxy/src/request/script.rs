@@ -14,7 +14,7 @@ use crate::{
     overload::limit_log::{self, Limit},
     request::{
         context::RequestContext,
-        response_body::{BodySource, MAX_BODY, ResponseBody, ScriptOutcome, set_length},
+        response_body::{BodySource, FilterOutcome, MAX_BODY, ResponseBody, set_length},
         routing,
         transfer::{self, Deadlines, unless_closed},
     },
@@ -40,7 +40,7 @@ use skysail_policy::{
 const LUA: &str = "envoy.filters.http.lua";
 
 /// A response that scripts and external processing have handled.
-pub(crate) struct Scripted {
+pub(crate) struct FilteredResponse {
     /// The body, if one of these filters has read it.
     pub(crate) body: Option<Box<Flow>>,
     /// Whether the whole request has been sent.
@@ -57,7 +57,7 @@ impl<'a> RequestContext<'a> {
     ) -> Result<bool, Error> {
         let stream = self.stream(MessageKind::Request, filter, selection);
         let outcome = self.run(&stream, selection, None).await?;
-        if outcome != ScriptOutcome::Continue {
+        if outcome != FilterOutcome::Continue {
             return Ok(true);
         }
         let stream = &mut *stream.borrow_mut();
@@ -75,21 +75,21 @@ impl<'a> RequestContext<'a> {
 
     /// Runs the filters for an upstream's response: scripts and external processing. `body` is its framing, and whether
     /// the whole request has been sent; `None` for a tunnel. Returns `None` if a local reply has been sent instead.
-    pub(crate) async fn script_response(
+    pub(crate) async fn filter_response(
         &mut self,
         body: Option<(Framing, bool)>,
         deadlines: &mut Deadlines,
-    ) -> Result<Option<Scripted>, Error> {
+    ) -> Result<Option<FilteredResponse>, Error> {
         let source = match body {
             Some((Framing::None, _)) | None => BodySource::None,
             Some((framing, is_sent)) => BodySource::Upstream { framing, flow: None, is_sent, deadlines },
         };
         let was_sent = body.is_some_and(|(_, is_sent)| is_sent);
         let mut response = ResponseBody { source, content: None, trailers: None, is_changed: false };
-        match self.run_response_scripts(&mut response).await? {
-            ScriptOutcome::Continue => {}
-            ScriptOutcome::Answered => return Ok(None),
-            ScriptOutcome::TooLarge => {
+        match self.run_response_filters(&mut response).await? {
+            FilterOutcome::Continue => {}
+            FilterOutcome::Answered => return Ok(None),
+            FilterOutcome::TooLarge => {
                 self.outcome.details = "response_payload_too_large".into();
                 self.outcome.reusable = false;
                 self.local_reply(500, &[], b"Internal Server Error").await?;
@@ -104,7 +104,7 @@ impl<'a> RequestContext<'a> {
             BodySource::Upstream { flow, is_sent, .. } => (flow, is_sent),
             BodySource::None | BodySource::Local => (None, was_sent),
         };
-        let Some(content) = content else { return Ok(Some(Scripted { body: flow, is_sent })) };
+        let Some(content) = content else { return Ok(Some(FilteredResponse { body: flow, is_sent })) };
         if is_changed && may_have_body && body.is_some() {
             let framing = set_length(self.exchange.response, content.len(), trailers.is_some());
             let limits = skysail_http::http1::HeadLimits { max_head: 0, max_headers: 0 };
@@ -116,22 +116,22 @@ impl<'a> RequestContext<'a> {
         } else if let Some(flow) = &mut flow {
             flow.restart();
         }
-        Ok(Some(Scripted { body: flow, is_sent }))
+        Ok(Some(FilteredResponse { body: flow, is_sent }))
     }
 
     /// Runs the filters for a local reply, and sends it.
-    pub(crate) async fn send_scripted(&mut self, content: &[u8]) -> Result<(), Error> {
+    pub(crate) async fn send_filtered(&mut self, content: &[u8]) -> Result<(), Error> {
         let content = Some(content.to_vec());
         let mut body = ResponseBody { source: BodySource::Local, content, trailers: None, is_changed: false };
-        if self.run_response_scripts(&mut body).await? == ScriptOutcome::Answered {
+        if self.run_response_filters(&mut body).await? == FilterOutcome::Answered {
             return Ok(());
         }
         self.send_local(&body.content.unwrap_or_default()).await
     }
 
-    async fn run_response_scripts(&mut self, body: &mut ResponseBody<'_>) -> Result<ScriptOutcome, Error> {
+    async fn run_response_filters(&mut self, body: &mut ResponseBody<'_>) -> Result<FilterOutcome, Error> {
         if mem::replace(&mut self.decision.has_run_scripts, true) {
-            return Ok(ScriptOutcome::Continue);
+            return Ok(FilterOutcome::Continue);
         }
         let manager = self.scope.manager;
         for filter in manager.filters.iter().rev() {
@@ -141,7 +141,7 @@ impl<'a> RequestContext<'a> {
             }
             if let FilterKind::ExternalProcessing(config) = &filter.kind {
                 match self.process_response(filter, config, setting, body).await? {
-                    ScriptOutcome::Continue => continue,
+                    FilterOutcome::Continue => continue,
                     ended => return Ok(ended),
                 }
             }
@@ -149,8 +149,8 @@ impl<'a> RequestContext<'a> {
             let selection = lua.select(setting).filter(|(script, _)| script.handles_response);
             let Some(selection) = selection else { continue };
             let stream = self.stream(MessageKind::Response, filter, selection);
-            if self.run(&stream, selection, Some(body)).await? == ScriptOutcome::TooLarge {
-                return Ok(ScriptOutcome::TooLarge);
+            if self.run(&stream, selection, Some(body)).await? == FilterOutcome::TooLarge {
+                return Ok(FilterOutcome::TooLarge);
             }
             let mut stream = stream.borrow_mut();
             if stream.has_new_body || stream.has_new_trailers {
@@ -161,7 +161,7 @@ impl<'a> RequestContext<'a> {
                 body.is_changed = true;
             }
         }
-        Ok(ScriptOutcome::Continue)
+        Ok(FilterOutcome::Continue)
     }
 
     /// Runs a script to its end. `response` is the body of the response, or `None` for the request.
@@ -170,7 +170,7 @@ impl<'a> RequestContext<'a> {
         stream: &SharedStream,
         (script, _): LuaSelection<'_>,
         mut response: Option<&mut ResponseBody<'_>>,
-    ) -> Result<ScriptOutcome, Error> {
+    ) -> Result<FilterOutcome, Error> {
         let hook = if response.is_some() { Hook::Response } else { Hook::Request };
         let scripts = &self.scope.worker.scripts;
         let begun = scripts.get(script).and_then(|state| Execution::new(state, hook, stream.clone()));
@@ -185,7 +185,7 @@ impl<'a> RequestContext<'a> {
             let step = self.scope.worker.scripts.resume(&mut run, input);
             self.swap_heads(stream, false);
             input = match step {
-                RunState::Done => return Ok(ScriptOutcome::Continue),
+                RunState::Done => return Ok(FilterOutcome::Continue),
                 RunState::Failed(problem) => return Ok(self.note_failure(&problem)),
                 RunState::Wants(ScriptRequest::Call(call)) => self.call_for_script(call).await?,
                 RunState::Wants(ScriptRequest::Respond { status, headers, body }) => {
@@ -195,7 +195,7 @@ impl<'a> RequestContext<'a> {
                         Input::Failed("respond() cannot be called if headers have been continued".to_owned())
                     } else {
                         self.respond_for_script(status, &headers, &body).await?;
-                        return Ok(ScriptOutcome::Answered);
+                        return Ok(FilterOutcome::Answered);
                     }
                 }
                 RunState::Wants(wish) => {
@@ -210,7 +210,7 @@ impl<'a> RequestContext<'a> {
                             None => self.read_request_body(stream).await?,
                             Some(body) => match self.read_response_body(stream, body).await? {
                                 Some(read) => read,
-                                None => return Ok(ScriptOutcome::TooLarge),
+                                None => return Ok(FilterOutcome::TooLarge),
                             },
                         };
                         content_for_script(stream, &wish, read)
@@ -222,14 +222,14 @@ impl<'a> RequestContext<'a> {
 
     /// Counts and logs the failure of a script. The message continues, as in Envoy.
     #[cold]
-    fn note_failure(&self, problem: &str) -> ScriptOutcome {
+    fn note_failure(&self, problem: &str) -> FilterOutcome {
         self.scope.counters.lua_errors.inc();
         // A client may cause the failure of a script again and again.
         limit_log::log(
             Limit::Script,
             format_args!("{}, script log: {problem}", self.scope.manager.stat_prefix),
         );
-        ScriptOutcome::Continue
+        FilterOutcome::Continue
     }
 
     /// Returns the stream for a run of a script.
