@@ -144,7 +144,8 @@ impl Threshold {
     }
 }
 
-/// Prints the findings, notes only with `--fail-on info`: a line with place, object, field and code, then reason and remedy.
+/// Prints the findings, notes only with `--fail-on info`: a line with place, object, field and code, then reason and
+/// remedy.
 fn print(result: &CheckResult, suppressed: usize, fail_on: Threshold) -> anyhow::Result<()> {
     let shown = |finding: &&Diagnostic| finding.severity != Severity::Info || fail_on == Threshold::Info;
     for finding in result.findings.iter().filter(shown) {

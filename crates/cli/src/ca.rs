@@ -21,8 +21,8 @@ pub(crate) enum CaArgs {
     /// Show the trusted root certificates and the state of their rotation.
     #[command(after_help = "The exit code is 1 if the files in --ca-dir are invalid.")]
     Status(CaOptions),
-    /// Start to rotate the root certificate of a self-signed authority. The rotation takes three times the lifetime of a
-    /// certificate and interrupts no traffic.
+    /// Start to rotate the root certificate of a self-signed authority. The rotation takes three times the lifetime of
+    /// a certificate and interrupts no traffic.
     Rotate(CaOptions),
 }
 

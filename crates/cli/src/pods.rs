@@ -106,7 +106,7 @@ pub(crate) fn logs(args: &LogsArgs) -> anyhow::Result<u8> {
     }
 }
 
-/// Returns the first ready pod of WORKLOAD, or the control plane.
+/// Returns the first ready pod of WORKLOAD, its first pod if none is ready, or the control plane.
 pub(crate) fn target<'a>(mesh: &'a State, workload: &str) -> anyhow::Result<EnterTarget<'a>> {
     if workload == CONTROL {
         return Ok(EnterTarget::Control);

@@ -325,7 +325,8 @@ async fn watch_configuration(folders: Folders, publisher: Arc<Publisher>) {
     }
 }
 
-/// Removes idle scopes and the WorkloadEntries of machines that left. Returns unused memory to the system after connections or publications.
+/// Removes idle scopes and the WorkloadEntries of machines that left. Returns unused memory to the system after
+/// connections or publications.
 async fn release_memory(publisher: Arc<Publisher>) {
     let mut events = 0;
     loop {

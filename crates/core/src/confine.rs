@@ -24,7 +24,7 @@ pub enum Children {
     Programs,
 }
 
-/// ConfineError from confining the process.
+/// Error from confining the process.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfineError {
     /// The filter could not be built.

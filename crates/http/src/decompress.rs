@@ -64,8 +64,8 @@ const BROTLI_BUFFER: usize = 4096;
 const ALWAYS_ALLOWED: u64 = 64 * 1024;
 
 impl Decompressor {
-    /// Prepares a head for decompression, and returns the decompression. Returns `None` if the content has another coding,
-    /// or must not be transformed.
+    /// Prepares a head for decompression, and returns the decompression. Returns `None` if the content has another
+    /// coding, or must not be transformed.
     pub fn begin(&self, direction: Option<Direction>, head: &mut Headers) -> Option<Decoding> {
         let direction = direction?;
         let coding = head.header("content-encoding")?.trim_ascii();

@@ -1,5 +1,5 @@
-//! Heads of requests and responses. Every codec fills them, and every decision reads them. Their memory is reused for
-//! the life of a connection, so that a request allocates nothing. The pseudo-header fields of HTTP/2 are fields of the
+//! Heads of requests and responses. Every codec fills them, and every decision reads them. Later messages reuse their
+//! memory, so that a request allocates nothing. The pseudo-header fields of HTTP/2 are fields of the
 //! structs.
 
 mod combined;
@@ -156,7 +156,7 @@ impl RequestHead {
         &self.path
     }
 
-    /// Returns the path without the query, and without an invalid fragment.
+    /// Returns the path without the query and without a fragment, which a request must not have.
     #[inline]
     pub fn path_without_query(&self) -> &str {
         let end = self.path.bytes().position(|b| matches!(b, b'?' | b'#')).unwrap_or(self.path.len());
@@ -255,7 +255,7 @@ impl RequestHead {
         &self.headers
     }
 
-    /// Sets the method from the loaded text, where it is known to be ASCII.
+    /// Sets the method from a range of the loaded text that is known to be ASCII.
     #[inline]
     pub fn load_method(&mut self, range: Range<usize>) {
         let method = match &self.headers.text()[range] {

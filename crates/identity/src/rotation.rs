@@ -3,7 +3,7 @@
 //! | step | signs | trusted | ends |
 //! |---|---|---|---|
 //! | settled | the root | the root | when the root nears its end, or on request |
-//! | distribute | the root | it and the next root | when every workload has renewed its certificate and received both roots |
+//! | distribute | the root | it and the next root | when every workload has renewed and received both roots |
 //! | issue | the next root | both | when all certificates of the former root have expired |
 //! | retire | the new root | the new root | when every workload has renewed and dropped the former root |
 //!

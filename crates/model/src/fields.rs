@@ -2,7 +2,8 @@
 //!
 //! `crates/model/fields/NAME.txt` has a line for each field: path, support, note and tests, separated by ` | `. Paths
 //! have no list positions and begin below `spec`. This is the only list: validation reports the fields that it marks,
-//! `docs/fields.md` is generated from it, and `crates/model/tests/fields` compares it with the types and with the tests.
+//! `docs/fields.md` is generated from it, and `crates/model/tests/fields` compares it with the types and with the
+//! tests.
 //!
 //! | support | meaning |
 //! |---|---|

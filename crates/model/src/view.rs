@@ -456,7 +456,8 @@ fn addresses(ip: &str, instance_ips: &str) -> Vec<IpAddr> {
     ips
 }
 
-/// Returns the settings among the metadata of a node. Settings of an unknown form are those of a later version of Istio.
+/// Returns the settings among the metadata of a node. Settings of an unknown form are those of a later version of
+/// Istio.
 fn settings_of(config: serde_json::Value) -> HttpSettings {
     let mut settings: HttpSettings = serde_json::from_value(config).unwrap_or_default();
     settings.remove_bad_texts();

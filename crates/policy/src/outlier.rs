@@ -279,7 +279,8 @@ fn census(endpoints: &Endpoints) -> (usize, usize) {
 }
 
 impl Outlier {
-    /// Returns the result of a response with this status. `effective` is the status of its gRPC trailers, if it has one.
+    /// Returns the result of a response with this status. `effective` is the status of its gRPC trailers, if it has
+    /// one.
     pub fn result_of(&self, status: u16, effective: u16) -> UpstreamResult {
         UpstreamResult::Answered(match &self.errors {
             None => effective,

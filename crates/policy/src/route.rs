@@ -222,8 +222,7 @@ pub fn rewrite(rewrite: &Rewrite, matched: &RouteMatch, path: &str) -> Option<St
             // One allocation holds the whole path.
             new.reserve(with.len() + path.len() + query.len());
             new.push_str(with);
-            // Slashes are not merged, as in Envoy: `/a` → `/` rewrites `/a/b` to `//b`. The configuration takes account
-            // of it.
+            // Slashes are not merged, as in Envoy: `/a` → `/` rewrites `/a/b` to `//b`. Configurations depend on this.
             new.push_str(path.get(matched_len(matched, path)..).unwrap_or_default());
         }
         Rewrite::Regex(regex, with) => new.push_str(&substitute(regex, path, with)),

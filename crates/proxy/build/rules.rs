@@ -1,7 +1,7 @@
 //! Reads the validation rules of Envoy's API (`validate.rules`) and returns them as code for the field table.
 //!
-//! Source: `validate/validate.proto` of protoc-gen-validate. The rules are extensions of the descriptors' options, which
-//! `prost-types` drops, so the descriptors are decoded a second time with the types below.
+//! Source: `validate/validate.proto` of protoc-gen-validate. The rules are extensions of the descriptors' options,
+//! which `prost-types` drops, so the descriptors are decoded a second time with the types below.
 
 use std::{collections::HashMap, fmt::Write as _};
 

@@ -1,7 +1,8 @@
 //! Drain of a pod's inbound connections before its programs are stopped.
 //!
-//! Sidecars that have acknowledged the removal of an endpoint may still have requests to it on their way. The pod's sidecar
-//! closes its listener, asks clients to close their connections, and forwards what arrives on them until they are closed.
+//! Sidecars that have acknowledged the removal of an endpoint may still have requests to it on their way. The pod's
+//! sidecar closes its listener, asks clients to close their connections, and forwards what arrives on them until they
+//! are closed.
 
 use std::{
     io,
@@ -14,15 +15,17 @@ use tokio::time::{sleep, timeout};
 
 use crate::http::{self, Call, Event};
 
-/// Time limit of the drain. The sidecar closes idle connections after 1 s; requests that take longer continue while the programs
-/// stop.
+/// Time limit of the drain. The sidecar closes idle connections after 1 s; requests that take longer continue while the
+/// programs stop.
 const LIMIT: Duration = Duration::from_secs(3);
 /// Interval at which the number of connections is read.
 const POLL: Duration = Duration::from_millis(50);
-/// Maximum size of a page, in bytes. If the sidecar has ended, a program of the pod may listen on its port and send more.
+/// Maximum size of a page, in bytes. If the sidecar has ended, a program of the pod may listen on its port and send
+/// more.
 const MAX_PAGE: usize = 16 << 10;
 
-/// Drains the inbound connections of the sidecar in this thread's network namespace. Returns at once if no sidecar answers.
+/// Drains the inbound connections of the sidecar in this thread's network namespace. Returns at once if no sidecar
+/// answers.
 pub(crate) async fn inbound() {
     // A connection in its handshake has no request yet, but will have one.
     let connections = format!("/stats?filter={INBOUND_PORT}.downstream_.*cx_active");

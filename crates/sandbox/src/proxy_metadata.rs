@@ -1,5 +1,5 @@
-//! Settings with which the sidecar of a pod starts: those of its annotation `proxy.istio.io/config`, and the metadata of
-//! its node that environment variables add, as Istio's agent reads them.
+//! Settings with which the sidecar of a pod starts: those of its annotation `proxy.istio.io/config`, and the metadata
+//! of its node that environment variables add, as Istio's agent reads them.
 
 use std::collections::BTreeMap;
 

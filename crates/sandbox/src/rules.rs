@@ -2,7 +2,7 @@
 //!
 //! [`interception`] is equivalent to the iptables rules of Istio's init container, but identifies the sidecar's traffic
 //! by its mark instead of its user id. [`services`] does the work of kube-proxy where no sidecar resolves virtual
-//! addresses. [`egress`] redirects connections out of the mesh to their listener. [`crate::nftables`] installs the
+//! addresses. [`egress`] redirects connections out of the mesh to the egress listener. [`crate::nftables`] installs the
 //! rules.
 
 use std::{collections::BTreeMap, net::Ipv4Addr, str::FromStr};

@@ -123,8 +123,8 @@ pub struct Lock {
     _file: Flock<File>,
 }
 
-/// Returns the folder that holds the run folders of this user. The first call decides, because the user id is another one once
-/// the process has entered the user namespace of a mesh.
+/// Returns the folder that holds the run folders of this user. The first call decides, because the user id is another
+/// one once the process has entered the user namespace of a mesh.
 pub(crate) fn root() -> &'static Path {
     static ROOT: LazyLock<PathBuf> = LazyLock::new(|| {
         match std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| Path::new(folder).is_dir()) {

@@ -74,8 +74,8 @@ fn helm(chart: &Path) -> String {
     )
 }
 
-/// Searches a folder and its subfolders, except hidden ones, which are not read either. Folders of a chart are not
-/// searched.
+/// Searches a folder and its subfolders, except hidden ones, which are not read either. Subfolders of a found folder
+/// are not searched.
 fn walk(folder: &Path, depth: usize, left: &mut usize, found: &mut Vec<String>) -> io::Result<()> {
     if let Some(problem) = of_folder(folder) {
         found.push(problem);

@@ -196,7 +196,8 @@ fn list(labels: &BTreeMap<String, String>) -> String {
     lines.join("\n")
 }
 
-/// Returns a path inside of a volume that differs from the names of the store. The model has refused all others.
+/// Returns a path inside a volume; `None` if it leaves the volume or begins with `..`, as the store's own names do. The
+/// model refuses such paths.
 pub(crate) fn path_of(path: &str) -> Option<PathBuf> {
     let is_name = |part: std::path::Component<'_>| matches!(part, std::path::Component::Normal(_));
     let is_good = !path.is_empty() && !path.starts_with("..") && Path::new(path).components().all(is_name);

@@ -1,6 +1,6 @@
-//! Tools for tests: a mesh that ends with the test ([`Mesh`]), calls from inside it, clients outside of it ([`Client`]),
-//! and load that counts responses ([`Load`]). Also a DNS server ([`Dns`]), a terminal ([`Terminal`]), and a wait for a
-//! condition ([`eventually`]).
+//! Tools for tests: a mesh that ends with the test ([`Mesh`]), calls from inside it, clients outside of it
+//! ([`Client`]), and load that counts responses ([`Load`]). Also a DNS server ([`Dns`]), a terminal ([`Terminal`]), and
+//! a wait for a condition ([`eventually`]).
 //!
 //! Everything here panics when a condition of the test is not met: the panic is the test's failure.
 

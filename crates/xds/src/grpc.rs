@@ -1,5 +1,5 @@
-//! A gRPC server for thousands of mostly idle streams. A connection and all its calls are one task. Data that many
-//! streams are sent is written to each connection without a copy.
+//! A gRPC server for thousands of mostly idle streams. A connection and all its calls are one task. Data for many
+//! streams is written to each connection without a copy.
 
 mod lifetime;
 mod message;
@@ -54,7 +54,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout for the client's HTTP/2 preface.
 const PREFACE: Duration = Duration::from_secs(10);
 /// Maximum number of unfinished calls per connection. HTTP/2 does not count calls that the client has reset, and a
-/// call that waits for its pace does not notice the reset.
+/// call that waits until its account allows more work does not notice the reset.
 const MAX_UNFINISHED: usize = 2 * limits::MAX_CALLS as usize;
 /// Content type of gRPC; "gRPC over HTTP2".
 const CONTENT: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -179,7 +179,7 @@ where
         // Calls are polled before and after HTTP/2, so that their data is read and written in the same run: thousands
         // of other connections are waiting for theirs.
         calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
-        // Before the last answer is written.
+        // Reports that no call is left before the last response is written.
         rest(&calls, &mut busy);
         while let Poll::Ready(accepted) = connection.poll_accept(cx) {
             let Some(mut accepted) = accepted.transpose()? else { return Poll::Ready(Ok(())) };
@@ -267,7 +267,7 @@ struct KeepAlive {
     ping_sent: bool,
     /// Bytes that were read and written before the timer was set.
     before: (u64, u64),
-    /// The timer wakes the task when it ends.
+    /// The timer has been polled, so it wakes the task when it ends.
     awaited: bool,
     timer: Pin<Box<Sleep>>,
 }
@@ -287,7 +287,7 @@ impl KeepAlive {
         }
         while self.timer.as_mut().poll(cx).is_ready() {
             let is_moving = self.is_moving(account);
-            // The answer of a client that owes too much is not read.
+            // While a client owes too much, its answer to the PING is not read.
             if self.ping_sent && (is_moving || account.pace.wait().is_some()) {
                 self.wait(true, PING_TIMEOUT);
                 continue;

@@ -53,8 +53,8 @@ pub trait Views: Send + Sync + 'static {
         call: Request<()>,
     ) -> impl Future<Output = Result<View, Status>> + Send;
 
-    /// Returns the response to a request for a debug type, if the caller may send it. The response carries the resources
-    /// and the identifier of the server.
+    /// Returns the response to a request for a debug type, if the caller may send it. The response carries the
+    /// resources and the identifier of the server.
     ///
     /// # Errors
     /// The status with which the stream ends.

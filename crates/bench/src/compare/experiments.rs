@@ -187,7 +187,7 @@ impl Setting {
             protocol: traffic.protocol(),
             workers: if pinned { 1 } else { 2 },
             pinned,
-            // The client must send more than all sidecars together can answer.
+            // The client must be able to send more requests than the sidecar can answer.
             client_alone: self.experiment == Experiment::Overload,
             resumption: traffic == Traffic::NewConnections { resume: true },
             clusters: self.clusters,

@@ -1,8 +1,8 @@
 //! `skysail explain`: the decisions that the mesh makes about a request, with the objects that cause them.
 //!
 //! [`request`] reads the request. [`proxies`] has the configuration of the proxies. [`journey`] follows the request
-//! from proxy to proxy; [`hop`] describes the decisions of one proxy, [`gateway`] those of a gateway. [`sources`] finds the objects behind each
-//! decision. [`text`] prints the [`report`].
+//! from proxy to proxy; [`hop`] describes the decisions of one proxy, [`gateway`] those of a gateway. [`sources`] finds
+//! the objects behind each decision. [`text`] prints the [`report`].
 
 mod ends;
 mod gateway;
@@ -43,8 +43,8 @@ each with the object, file and line that caused it.
 
 The exit code is 0 if the request would be served, 1 if it would be refused, and 2 for wrong usage.")]
 pub(crate) struct ExplainArgs {
-    /// Folder or file with the configuration; `-` is standard input. May be given several times. Without it, the proxies
-    /// of the running mesh are asked what they hold.
+    /// Folder or file with the configuration; `-` is standard input. May be given several times. Without it, the
+    /// proxies of the running mesh are asked what they hold.
     #[arg(short, long = "file", value_name = "PATH")]
     files: Vec<PathBuf>,
     /// Client: a workload or pod (NAMESPACE/NAME, or NAME if it is unique), or the address of a pod. `outside`, or

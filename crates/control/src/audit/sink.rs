@@ -36,12 +36,12 @@ pub(super) struct Sink {
     has_partial_line: bool,
     /// Last logged error, while writes fail.
     last_error: Option<String>,
-    /// Number of dropped records that the log reports.
+    /// Number of dropped records that the log has reported.
     reported_drops: u64,
     metrics: Arc<Metrics>,
 }
 
-/// Record with the number of records dropped before it.
+/// Record of the number of dropped records.
 #[derive(Serialize)]
 struct Dropped {
     event: &'static str,

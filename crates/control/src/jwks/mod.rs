@@ -1,8 +1,8 @@
 //! Key sets of token issuers (JWKS): the control plane fetches each one once for the whole mesh.
 //!
-//! One task ([`KeyFetcher`]) receives the sources, fetches each ([`fetch`]), repeats it after [`REFRESH`], and publishes
-//! changes. While an issuer is away, its last key set stays in force without a time limit. The state file keeps the key
-//! sets over restarts. Until a first fetch succeeds, no token of the issuer is valid.
+//! One task ([`KeyFetcher`]) receives the sources, fetches each ([`fetch`]), repeats it after [`REFRESH`], and
+//! publishes changes. While an issuer is away, its last key set stays in force without a time limit. The state file
+//! keeps the key sets over restarts. Until a first fetch succeeds, no token of the issuer is valid.
 
 mod fetch;
 

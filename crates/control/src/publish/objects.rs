@@ -2,8 +2,9 @@
 //! them.
 //!
 //! Nothing is recorded while changes are published, except the generation of each changed object. A status is computed
-//! when it is requested, from three facts: the resources that the object affects ([`skysail_model::Reach`]), the generation in which
-//! each resource last changed, and the generation up to which each proxy has answered. One request is served at a time.
+//! when it is requested, from three facts: the resources that the object affects ([`skysail_model::Reach`]), the
+//! generation in which each resource last changed, and the generation up to which each proxy has answered. One request
+//! is served at a time.
 
 mod deliveries;
 

@@ -1,6 +1,7 @@
 //! The state of the mesh at one version: the World, the compiled scopes and views, and the connected proxies.
 //!
-//! All methods are short, except [`State::prepare`](super::views), which only reads and runs concurrently for many proxies.
+//! All methods are short, except [`State::prepare`](super::views), which only reads and runs concurrently for many
+//! proxies.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -48,7 +49,7 @@ pub(super) struct State {
     pub(super) generation: u64,
     /// Properties of the World by which views are assigned to scopes.
     pub(super) grouping: Grouping,
-    /// Differences of the namespaces at this revision, once they are needed.
+    /// What may differ between namespaces at this revision; computed on first use.
     pub(super) facts: Arc<OnceLock<NamespaceFacts>>,
     pub(super) scopes: HashMap<Arc<ClientScope>, ScopeEntry>,
     pub(super) last_scope_id: u64,

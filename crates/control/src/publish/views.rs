@@ -240,8 +240,8 @@ impl State {
         removed.is_some()
     }
 
-    /// Ends the streams of views that no longer match the pods of their proxies or the services that lead to them. These proxies connect again, send the
-    /// versions that they have, and receive the differences.
+    /// Ends the streams of views that no longer match the pods of their proxies or the services that lead to them.
+    /// These proxies connect again, send the versions that they have, and receive the differences.
     pub(super) fn end_outdated_views(&mut self, changes: &ChangeSet, cluster_id: &str) {
         if !changes.everything && changes.pods.is_empty() && changes.addresses.is_empty() {
             return;

@@ -85,9 +85,9 @@ impl Default for StartSources {
 }
 
 impl StartSources {
-    /// Returns the settings of a proxy by the annotation of its pod (`annotated`). As in Istio, those of the ProxyConfig
-    /// that selects the pod come first, then those of the annotation, of its namespace, of the root namespace and of the
-    /// mesh. Of several ProxyConfigs the oldest counts.
+    /// Returns the settings of a proxy by the annotation of its pod (`annotated`). As in Istio, those of the
+    /// ProxyConfig that selects the pod come first, then those of the annotation, of its namespace, of the root
+    /// namespace and of the mesh. Of several ProxyConfigs the oldest counts.
     pub fn settings(&self, namespace: &str, labels: &Labels, annotated: StartSettings) -> StartSettings {
         let first = |namespace: &str, applies: &dyn Fn(&ProxyConfig) -> bool| {
             let mut configs = self.configs.iter().filter(|(of, _)| of == namespace).map(|(_, config)| config);

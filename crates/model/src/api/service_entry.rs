@@ -192,9 +192,9 @@ impl ServiceEntry {
 }
 
 impl Typed<ServiceEntry> {
-    /// Returns the service of one of its hosts. `allocated` is the address allocated to the host by the allocator of all
-    /// clients, `automatic` those allocated for clients that answer DNS, `selected` are the WorkloadEntries whose names are
-    /// resolved.
+    /// Returns the service of one of its hosts. `allocated` is the address allocated to the host by the allocator of
+    /// all clients, `automatic` those allocated for clients that answer DNS, `selected` are the WorkloadEntries whose
+    /// names are resolved.
     pub(crate) fn service(
         &self,
         host: &str,

@@ -49,8 +49,8 @@ impl Clause<'_> {
         })
     }
 
-    /// Returns the permission that matches one of these values. `None` for an attribute whose values are compiled one by
-    /// one.
+    /// Returns the permission that matches one of these values. `None` for an attribute whose values are compiled one
+    /// by one.
     pub(super) fn permission_of_all(&self, values: &[String]) -> Option<Permission> {
         let Attribute::Metadata(filter, key) = self.attribute else { return None };
         let matchers = values.iter().map(|value| {

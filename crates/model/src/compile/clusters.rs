@@ -370,8 +370,9 @@ fn is_originated(effective: &Effective<'_>) -> bool {
     effective.tls.is_some_and(|tls| matches!(tls.mode, ClientTlsMode::Simple | ClientTlsMode::Mutual))
 }
 
-/// Returns whether TLS is sent to the client. As in Istio, sidecars get a `credentialName` only from a rule for selected
-/// workloads: all others would wait for a Secret that they may not read. They connect in plain text.
+/// Returns whether the cluster gets the TLS settings of the rule. As in Istio, sidecars get a `credentialName` only
+/// from a rule for selected workloads: all others would wait for a Secret that they may not read. They connect in
+/// plain text.
 fn sends_credential(
     scope: &Scope<'_>,
     rule: Option<&Typed<DestinationRule>>,

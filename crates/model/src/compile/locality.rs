@@ -1,5 +1,5 @@
-//! Locality load balancing (`localityLbSetting`, `zoneAwareLbSetting`, `trafficDistribution`): weights and priorities of
-//! endpoints by their locality and the client's.
+//! Locality load balancing (`localityLbSetting`, `zoneAwareLbSetting`, `trafficDistribution`): weights and priorities
+//! of endpoints by their locality and the client's.
 //!
 //! As in Istio, shares are used if the rule has them. Otherwise endpoints get priorities: by labels if the rule names
 //! some, and by region, zone and sub-zone. Rules need outlier detection for it, a Service's `trafficDistribution` does

@@ -173,8 +173,8 @@ pub fn compile_host(
     }
 }
 
-/// Returns the VirtualService that makes the routes of a host (full name) on a port for clients with this scope, and its
-/// field for each route in order; `None` if the routes are those of the service itself. For explanations.
+/// Returns the VirtualService that makes the routes of a host (full name) on a port for clients with this scope, and
+/// its field for each route in order; `None` if the routes are those of the service itself. For explanations.
 pub fn route_sources(
     world: &World,
     client_scope: &ClientScope,
@@ -186,8 +186,8 @@ pub fn route_sources(
     Some((Arc::clone(rule), fields))
 }
 
-/// Returns the fields of a VirtualService that cause its routes on a port of a gateway, one for each route in order. For
-/// explanations.
+/// Returns the fields of a VirtualService that cause its routes on a port of a gateway, one for each route in order.
+/// For explanations.
 pub fn gateway_route_fields(
     world: &World,
     view: &ProxyView,
@@ -285,8 +285,8 @@ pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resou
 }
 
 /// Compiles those secrets of a gateway that may differ after a change of Secrets
-/// ([`ChangeSet::secrets`](crate::ChangeSet::secrets)). Returns each name with its secret, or with `None` if the gateway
-/// has no such secret any more. `is_sent` returns whether the gateway has a secret of a name.
+/// ([`ChangeSet::secrets`](crate::ChangeSet::secrets)). Returns each name with its secret, or with `None` if the
+/// gateway has no such secret any more. `is_sent` returns whether the gateway has a secret of a name.
 pub fn compile_secrets(
     world: &World,
     view: &ProxyView,

@@ -1,4 +1,5 @@
-//! Filters that verify tokens and authorize requests, in Istio's order: external authorizers, tokens, AUDIT, DENY, ALLOW.
+//! Filters that verify tokens and authorize requests, in Istio's order: external authorizers, tokens, AUDIT, DENY,
+//! ALLOW.
 //!
 //! On a TCP chain, attributes of HTTP requests cannot be checked. As in Istio the result is strict: an ALLOW rule with
 //! such an attribute allows nothing, and a DENY rule denies without regard to it.

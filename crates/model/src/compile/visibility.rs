@@ -34,8 +34,8 @@ impl<'a> Scope<'a> {
         self.world.services().filter(|service| self.sees(service)).map(|service| self.with_addresses(service))
     }
 
-    /// Returns a service with the addresses that its clients use: those allocated for clients that answer DNS, if it has no
-    /// others.
+    /// Returns a service with the addresses that its clients use: those allocated for clients that answer DNS, if it
+    /// has no others.
     fn with_addresses(&self, service: &Arc<Typed<Service>>) -> Arc<Typed<Service>> {
         let spec = &service.spec;
         let has_own =

@@ -10,7 +10,7 @@ use crate::{Code, Diagnostic};
 pub(super) const MAX_DOCUMENTS: usize = 50_000;
 /// Number of errors in a text after which its rest is not read, and counts as unreadable.
 pub(super) const MAX_ERRORS: usize = 1_000;
-/// Maximum number of warnings that are kept for a text, and of kinds that the mesh does not use.
+/// Maximum number of warnings that are kept for a text, and of unused kinds that are counted by name.
 pub(super) const MAX_WARNINGS: usize = 1_000;
 /// Maximum number of items of a list in an object: validation compares the items of some lists with each other.
 const MAX_ITEMS: usize = 10_000;

@@ -93,7 +93,8 @@ pub fn parse(text: &str, file: &str) -> Parsed {
     parsed
 }
 
-/// Parses objects as [`parse`](fn@parse), and keeps the line of each field, for [`World::analyze`](crate::World::analyze).
+/// Parses objects as [`parse`](fn@parse), and keeps the line of each field, for
+/// [`World::analyze`](crate::World::analyze).
 pub fn parse_with_lines(text: &str, file: &str) -> Parsed {
     let reading = Reading { file: file.into(), all_lines: true, ..Reading::default() };
     let mut parsed = read_with(reading, text).parsed;

@@ -13,8 +13,8 @@ pub(crate) enum Lists {
     Replace,
 }
 
-/// Merges a message into another of the same type: scalars override, messages merge, entries of maps replace. A duration
-/// is replaced as a whole. So is the content of an `Any`.
+/// Merges a message into another of the same type: scalars override, messages merge, entries of maps replace. A
+/// duration is replaced as a whole. So is the content of an `Any`.
 pub(crate) fn merge(to: &mut DynamicMessage, from: &DynamicMessage, lists: Lists) {
     if to.descriptor() != from.descriptor() {
         return;

@@ -143,8 +143,8 @@ impl World {
         entries.into_iter().map(|entry| &entry.object).collect()
     }
 
-    /// Returns the VirtualService that routes requests to a host for sidecars of this namespace. The full name precedes wildcards,
-    /// longer wildcards precede shorter ones, and the oldest of several is used.
+    /// Returns the VirtualService that routes requests to a host for sidecars of this namespace. The full name precedes
+    /// wildcards, longer wildcards precede shorter ones, and the oldest of several is used.
     pub fn virtual_service(&self, host: &str, client_namespace: &str) -> Option<&Arc<Typed<VirtualService>>> {
         self.virtual_service_entries(host, client_namespace).first().map(|entry| &entry.object)
     }
@@ -203,8 +203,8 @@ impl World {
         entries.first().map(|entry| &entry.object)
     }
 
-    /// Returns all VirtualServices with HTTP rules of the most specific host pattern, oldest first; only the first takes
-    /// effect.
+    /// Returns all VirtualServices with HTTP rules of the most specific host pattern, oldest first; only the first
+    /// takes effect.
     pub(super) fn virtual_service_entries(
         &self,
         host: &str,

@@ -44,8 +44,8 @@ impl World {
         Ok(known)
     }
 
-    /// Replaces the fields of a view by those of the pod of this name, and sets the services that lead to its addresses.
-    /// `ips` are the addresses of an unknown pod. Returns false if the pod is unknown.
+    /// Replaces the fields of a view by those of the pod of this name, and sets the services that lead to its
+    /// addresses. `ips` are the addresses of an unknown pod. Returns false if the pod is unknown.
     ///
     /// # Errors
     /// Fails if the pod runs under another service account.

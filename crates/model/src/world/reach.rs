@@ -72,7 +72,7 @@ pub enum ReachedResources {
         /// Ports of the hosts.
         ports: BTreeSet<u16>,
     },
-    /// Those of the workload; only those of these names, unless the list is empty.
+    /// Resources of the workload: those with these names, or all if the list is empty.
     Own(Vec<String>),
     /// All.
     All,
@@ -115,7 +115,7 @@ impl World {
         all
     }
 
-    /// Returns an index of what objects shape.
+    /// Returns an index of the resources that objects affect.
     pub fn reaches(&self) -> ReachIndex<'_> {
         let mut made: HashMap<ObjectKey, BTreeSet<&ObjectKey>> = HashMap::new();
         let is_origin = |key: &ObjectKey| {
@@ -398,8 +398,8 @@ fn reach_of_workloads<'a>(namespace: &'a str, selector: &'a Labels) -> Reach<'a>
     })
 }
 
-/// Returns the secrets that come from a Secret. As in Istio, a gateway gets those of its own namespace, and those that a
-/// Gateway of Gateway API may refer to.
+/// Returns the secrets that come from a Secret. As in Istio, a gateway gets those of its own namespace, and those that
+/// a Gateway of Gateway API may refer to.
 fn reach_of_secret<'a>(namespace: &str, name: &str) -> Vec<Reach<'a>> {
     let of = |names, applies: Box<dyn Fn(&ProxyView) -> bool + Send + Sync>| Reach {
         types: vec![ResourceType::Secret],

@@ -1,5 +1,5 @@
-//! Differences between the configuration for clients of a namespace and the base, which is the configuration for clients
-//! of a namespace without objects.
+//! Differences between the configuration for clients of a namespace and the base, which is the configuration for
+//! clients of a namespace without objects.
 //!
 //! The differences are short names, objects exported to the namespace alone, its DestinationRules, and rules that match
 //! the namespace. All other shared resources are equal in all namespaces, so they are compiled and held once. The

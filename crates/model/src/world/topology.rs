@@ -1,8 +1,8 @@
 //! Networks of workloads, and the gateways between networks.
 //!
 //! As in Istio, the network of a workload is that of its label or WorkloadEntry, otherwise that of the label of the
-//! system namespace, otherwise that of the mesh networks by cluster or address. Gateways are those of the mesh networks,
-//! and the Services and Gateways with a label that names their network.
+//! system namespace, otherwise that of the mesh networks by cluster or address. Gateways are those of the mesh
+//! networks, and the Services and Gateways with a label that names their network.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -227,8 +227,8 @@ impl World {
         }
     }
 
-    /// Adds the gateways that a Gateway of Gateway API with a label makes: each of its addresses and listeners for other
-    /// networks.
+    /// Adds the gateways that a Gateway of Gateway API with a label makes: each of its addresses and listeners for
+    /// other networks.
     fn add_kubernetes_gateway(&self, made: &mut Topology, entry: &Entry<KubernetesGateway>) {
         let (meta, spec) = (&entry.object.meta, &entry.object.spec);
         let Some(network) = meta.labels.get(NETWORK).filter(|network| !network.is_empty()) else { return };

@@ -17,7 +17,7 @@ const MAX_EXPECTED: usize = 4;
 /// A property of the request and the value that a test expects.
 type FailedTest = (String, String);
 
-/// Returns why a request does not match a rule of rules with this action; `None` if it matches.
+/// Returns why a request does not match a rule with this action; `None` if it matches.
 pub fn mismatch(rule: &Rule, action: RuleAction, subject: &Subject<'_>) -> Option<String> {
     let values = super::values_of(action);
     let is_permitted = rule.permissions.iter().any(|permission| permitted(permission, subject, values));
@@ -59,7 +59,7 @@ fn sentence(unmet: Vec<FailedTest>) -> String {
     }
 }
 
-/// Returns the tests that a permission without a match lacks.
+/// Returns the failed tests of a permission that does not match.
 fn unpermitted(permission: &Permission, subject: &Subject<'_>, values: Values) -> Vec<FailedTest> {
     match permission {
         Permission::All(all) => {
@@ -106,7 +106,7 @@ fn permission_words(permission: &Permission, subject: &Subject<'_>) -> FailedTes
     }
 }
 
-/// Returns the tests that a principal without a match lacks.
+/// Returns the failed tests of a principal that does not match.
 fn unidentified(principal: &Principal, subject: &Subject<'_>, values: Values) -> Vec<FailedTest> {
     match principal {
         Principal::All(all) => {

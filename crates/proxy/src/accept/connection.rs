@@ -63,8 +63,8 @@ pub(crate) async fn serve(
 /// A connection with its filter chain, the early connection to its server, and its place in the connection limits.
 type SelectedConnection = (Box<Accepted>, Option<Box<EarlyUpstream>>, Option<Box<connection_limit::Counted>>);
 
-/// Runs the steps up to the filter chain, and counts the connection: before the filter chain is selected in the listener
-/// that accepts, then in that which serves it, whose counters are returned. A scrape sees the connection at every time.
+/// Runs the steps up to the filter chain, and counts the connection. The accepting listener counts it until the filter
+/// chain is selected, then the listener that serves it, whose counters are returned. Every scrape includes it.
 async fn begin_counted(
     worker: &Rc<Worker>,
     registered: (Rc<ConnectionSet>, Registered),

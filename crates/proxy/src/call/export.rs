@@ -2,8 +2,9 @@
 //! sends batches.
 //!
 //! A batch is sent when it reaches its size, when its interval has passed, and at the end of the worker. One batch is
-//! in flight at a time, while the next one grows up to a limit. A batch that has not left the sidecar is sent again, each
-//! time after a longer pause. A batch that the collector may have is dropped, because a retry could deliver it twice.
+//! in flight at a time, while the next one grows up to a limit. A batch that has not left the sidecar is sent again,
+//! each time after a longer pause. A batch that the collector may have is dropped, because a retry could deliver it
+//! twice.
 
 use std::{rc::Rc, sync::Arc, time::Duration};
 

@@ -310,8 +310,8 @@ impl Configuration {
         }
     }
 
-    /// Subscribes to the names in use and drops resources that nothing names any more. Returns whether a new snapshot is
-    /// due.
+    /// Subscribes to the names in use and drops resources that nothing names any more. Returns whether a new snapshot
+    /// is due.
     fn subscribe(&self, inventory: &mut Inventory) -> bool {
         self.secrets.follow_files(self.in_mesh);
         if !self.in_mesh {

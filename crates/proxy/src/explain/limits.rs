@@ -126,8 +126,8 @@ fn bucket(settings: BucketSettings, descriptor: &[Entry], shadow: bool) -> Bucke
     }
 }
 
-/// Returns the entries of a descriptor. That with the name of the rule says nothing about the request. The control plane
-/// marks values by `=`, because they may be empty.
+/// Returns the entries of a descriptor. That with the name of the rule says nothing about the request. The control
+/// plane marks values by `=`, because they may be empty.
 fn words(entries: &[Entry]) -> String {
     let entries = entries.iter().filter(|entry| *entry.key != *"rule");
     let words = entries.map(|entry| {

@@ -47,8 +47,8 @@ impl<'a> RequestContext<'a> {
         *self.exchange.request = head;
     }
 
-    /// Applies the mutations of all filters to the response, and adds the fields of filters. As in Envoy, the last filter
-    /// comes first.
+    /// Applies the mutations of all filters to the response, and adds the fields of filters. As in Envoy, the last
+    /// filter comes first.
     #[cold]
     pub(crate) fn mutate_response(&mut self) {
         let fields = std::mem::take(&mut self.decision.response_filters_mut().fields);
@@ -77,8 +77,8 @@ impl<'a> RequestContext<'a> {
         fields[..end].iter().for_each(|field| field.add_to(self.exchange.response));
     }
 
-    /// Advertises a coding, and decompresses the body of a request that has it. Content that filters have read already is
-    /// decompressed at once.
+    /// Advertises a coding, and decompresses the body of a request that has it. Content that filters have read already
+    /// is decompressed at once.
     ///
     /// # Errors
     /// The content is not valid in its coding, or too large.

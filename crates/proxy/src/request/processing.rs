@@ -1,8 +1,8 @@
 //! External processing: a service sees the request and the response, and changes or answers them.
 //!
 //! Nothing is forwarded before the answers to the messages before it. A buffered body is read completely, up to a
-//! limit, before it is sent to the processor. A body in chunks passes a stage: it is sent while it is forwarded. Sources:
-//! `envoy.service.ext_proc.v3`, and Envoy's `ext_proc` filter for the effect of answers.
+//! limit, before it is sent to the processor. A body in chunks passes a stage: it is sent while it is forwarded.
+//! Sources: `envoy.service.ext_proc.v3`, and Envoy's `ext_proc` filter for the effect of answers.
 //!
 //! `apply` applies answers, `data` has metadata and attributes, `observe` serves processors that only observe.
 

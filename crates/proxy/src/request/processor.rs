@@ -1,7 +1,7 @@
 //! An external processor and its work on one request: one call for the request and its response.
 //!
-//! `session` is the call: what has been sent, which answers are due, and how the call ends. `stage` passes the content of
-//! bodies through it. `changes` has headers in messages, and the processor's changes of them.
+//! `session` is the call: what has been sent, which answers are due, and how the call ends. `stage` passes the content
+//! of bodies through it. `changes` has headers in messages, and the processor's changes of them.
 
 pub(crate) mod changes;
 mod messages;

@@ -60,8 +60,8 @@ impl<'a> RequestContext<'a> {
 }
 
 impl RequestContext<'_> {
-    /// Forwards the response, whose head has arrived. `is_sent` says that the whole request has been sent. `scripted` is
-    /// a body that a script has read already.
+    /// Forwards the response, whose head has arrived. `is_sent` says that the whole request has been sent. `scripted`
+    /// is a body that a script has read already.
     pub(crate) async fn forward_response(
         &mut self,
         framing: Framing,

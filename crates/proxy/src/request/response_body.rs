@@ -102,7 +102,8 @@ impl RequestContext<'_> {
         Ok(true)
     }
 
-    /// Does `work` on the upstream's response, while the rest of the request is sent. Returns `None` without an upstream.
+    /// Does `work` on the upstream's response, while the rest of the request is sent. Returns `None` without an
+    /// upstream.
     ///
     /// # Errors
     /// The work fails. A failure of the upstream is noted.

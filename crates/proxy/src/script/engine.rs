@@ -90,7 +90,7 @@ pub(crate) struct Call {
     all_values: bool,
 }
 
-/// The result of a wish.
+/// The result of a [`ScriptRequest`].
 pub(crate) enum Input {
     /// Start of the run, or a result without a value.
     None,
@@ -102,7 +102,7 @@ pub(crate) enum Input {
     Trailers(bool),
     /// The response of a call.
     Response { head: Headers, status: u16, body: Vec<u8>, all_values: bool },
-    /// The wish cannot be fulfilled; the function raises an error.
+    /// The request failed; the function raises an error.
     Failed(String),
 }
 
@@ -248,7 +248,7 @@ impl Execution {
         };
         self.state.steps.set(self.steps);
         let result = self.thread.resume::<MultiValue>(arguments);
-        // The first step counts even if the script has executed none.
+        // A run counts at least one step, so that `is_start` is true only once.
         self.steps = self.state.steps.get().min(MAX_STEPS - 1);
         let mut values = result?.into_iter();
         if self.thread.status() != ThreadStatus::Resumable {
@@ -295,7 +295,7 @@ impl Execution {
         Ok(MultiValue::from_vec(values))
     }
 
-    /// Returns the wish that the API has yielded.
+    /// Returns the request that the API has yielded.
     fn wish(&mut self, values: Vec<Value>) -> mlua::Result<ScriptRequest> {
         let mut values = values.into_iter();
         let name = match values.next() {
@@ -425,7 +425,7 @@ fn timeout(value: &Value) -> mlua::Result<Duration> {
     if millis.is_nan() || millis < 0.0 {
         return Err(mlua::Error::runtime("http call timeout must be >= 0"));
     }
-    // In Envoy, 0 is no timeout.
+    // In Envoy, 0 disables the timeout; here it selects the default.
     let time = Duration::from_millis(millis.min(3_600_000.0) as u64);
     Ok(if time.is_zero() { CALL_TIMEOUT } else { time })
 }

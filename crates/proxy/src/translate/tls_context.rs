@@ -109,8 +109,9 @@ pub(super) fn client(
     Ok(Arc::new(ClientTls { config, sni, alpn }))
 }
 
-/// Returns the SNI to send; `None` if it is no DNS name (RFC 6066, section 3). Istio's name for a host that is an address,
-/// `outbound_.80_._.192.0.2.1`, is none. Such a name is refused if the server's certificate is verified by name.
+/// Returns the SNI to send; `None` if it is no DNS name (RFC 6066, section 3). Istio's name for a host that is an
+/// address, `outbound_.80_._.192.0.2.1`, is none. Such a name is refused if the server's certificate is verified by
+/// name.
 fn server_name(name: &str, verifies_name: bool) -> Result<Option<ServerName<'static>>> {
     match ServerName::try_from(name.to_owned()) {
         Ok(name) => Ok(Some(name)),

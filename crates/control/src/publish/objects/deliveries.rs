@@ -1,8 +1,8 @@
 //! Delivery of the resources that an object affects to each proxy, and the proxy's answer.
 //!
 //! A list has thousands of objects and proxies, so for most pairs the resources must not be examined one by one.
-//! Resources are indexed by host once for each layer. A proxy that has answered all changes and subscribes to all resources of a type
-//! needs one lookup of the host; proxies that list few names are found by the hosts of these names.
+//! Resources are indexed by host once for each layer. A proxy that has answered all changes and subscribes to all
+//! resources of a type needs one lookup of the host; proxies that list few names are found by the hosts of these names.
 
 use std::{
     collections::{BTreeSet, HashMap},

@@ -34,8 +34,8 @@ pub(super) fn compile(world: &World, view: &ProxyView, merged: &MergedServers<'_
 }
 
 /// Compiles those secrets of a gateway that may differ after a change of Secrets (namespace, name). Returns each name
-/// with its secret, or with `None` if the gateway has no such secret any more. `is_sent` returns whether the gateway has
-/// a secret of a name.
+/// with its secret, or with `None` if the gateway has no such secret any more. `is_sent` returns whether the gateway
+/// has a secret of a name.
 pub(in crate::compile) fn changed(
     world: &World,
     view: &ProxyView,
@@ -83,8 +83,8 @@ fn names_of_server(gateway: &Gateway, tls: Option<&ServerTls>) -> impl Iterator<
     names.filter(move |name| derived || !name.starts_with(CREDENTIAL))
 }
 
-/// Returns the secrets that DestinationRules name for a proxy's connections to servers. As in [`compile`], the proxy has
-/// a proven identity and the Secrets are in its namespace. A sidecar gets those of rules that select it.
+/// Returns the secrets that DestinationRules name for a proxy's connections to servers. As in [`compile`], the proxy
+/// has a proven identity and the Secrets are in its namespace. A sidecar gets those of rules that select it.
 pub(in crate::compile) fn of_rules(world: &World, view: &ProxyView) -> Vec<Arc<Resource>> {
     if !view.is_authenticated {
         return Vec::new();

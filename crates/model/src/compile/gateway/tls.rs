@@ -1,4 +1,4 @@
-//! TLS of clients of gateways.
+//! TLS between gateways and their clients.
 //!
 //! Certificates come from Secrets through the control plane (`kubernetes://NAME`), from files through the proxy's
 //! agent, or they are those of the mesh.
@@ -26,7 +26,7 @@ use crate::{
 /// Suffix of the name of the secret with the roots of a credential.
 pub(super) const ROOTS: &str = "-cacert";
 
-/// Returns TLS as a server defines it. `tcp` is true if requests are not parsed.
+/// Returns the TLS settings of a server of a Gateway. `tcp` is true if requests are not parsed.
 pub(super) fn socket(setting: FilterSettings<'_>, from: &ServerTls, tcp: bool) -> core::TransportSocket {
     let mutual = from.mode == ServerTlsMode::IstioMutual;
     let exchanges = tcp && mutual && !setting.view.plain_envoy;

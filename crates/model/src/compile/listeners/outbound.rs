@@ -2,7 +2,8 @@
 //!
 //! `virtualOutbound` accepts every redirected connection and hands it to the listener of its original destination. HTTP
 //! ports share one listener for all addresses; any other port has one for each address of a service. Services without
-//! an address, and those with blocks of addresses, share the listener for all addresses too. Other connections pass to their original destination or are refused, as the mesh configuration says.
+//! an address, and those with blocks of addresses, share the listener for all addresses too. Other connections pass to
+//! their original destination or are refused, as the mesh configuration says.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},

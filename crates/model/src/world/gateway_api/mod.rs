@@ -1,8 +1,8 @@
 //! Gateway API and Ingress: their routes and Gateways as internal VirtualServices and Gateways of Istio's form.
 //!
 //! The compile step then treats them like any other, and changes of them are found in the same way. They are made again
-//! when the next changes are taken ([`World::settle`]), once for all objects that changed since. Their names contain `~`,
-//! which no object of a user has.
+//! when the next changes are taken ([`World::settle`]), once for all objects that changed since. Their names contain
+//! `~`, which no object of a user has.
 
 mod attach;
 mod backend_tls;
@@ -129,7 +129,8 @@ impl Referrer<'_> {
 }
 
 impl World {
-    /// Brings allocated addresses and internal objects up to date. [`World::take_changes`] and [`World::reset`] do it themselves.
+    /// Brings allocated addresses and internal objects up to date. [`World::take_changes`] and [`World::reset`] do it
+    /// themselves.
     pub fn settle(&mut self) {
         self.settle_addresses();
         if !std::mem::take(&mut self.gateway_api.is_outdated) {

@@ -66,8 +66,8 @@ pub struct GatewayApiStatus {
 }
 
 impl World {
-    /// Returns the status of the routes, Gateways, ListenerSets and GatewayClasses that are served here. A pure function
-    /// of the objects: addresses and times are not part of it.
+    /// Returns the status of the routes, Gateways, ListenerSets and GatewayClasses that are served here. A pure
+    /// function of the objects: addresses and times are not part of it.
     pub fn gateway_api_status(&self) -> Vec<GatewayApiStatus> {
         let (routes, listeners) = (self.routes(), self.gateway_listeners());
         let mut uses = vec![0; listeners.len()];

@@ -72,8 +72,8 @@ impl RequestContext<'_> {
 }
 
 /// Sets the authority that the host rewrite gives, and keeps the original in `x-envoy-original-host` and, if the route
-/// says so, `x-forwarded-host`. As in Envoy, the authority stays if the new one is empty or is not a valid `Host` field.
-/// `attempts` is the number of attempts so far.
+/// says so, `x-forwarded-host`. As in Envoy, the authority stays if the new one is empty or is not a valid `Host`
+/// field. `attempts` is the number of attempts so far.
 pub(super) fn set_host(head: &mut RequestHead, forward: &Forward, host: &[u8], attempts: u32) {
     let Some(host) = head::as_authority(host) else { return };
     // A retry at another endpoint keeps the original authority that the first attempt has stored.

@@ -172,8 +172,8 @@ async fn requests(
     }
 }
 
-/// Waits during a pause for a request, for a drain or for the maximum age. Returns false if the connection has ended or its idle
-/// timeout has passed.
+/// Waits during a pause for a request, for a drain or for the maximum age. Returns false if the connection has ended or
+/// its idle timeout has passed.
 async fn resumes(worker: &Worker, downstream: &mut Downstream, manager: &HttpManager) -> bool {
     let Downstream { wire: Wire::Http1(stream), timer, origin } = downstream else { return false };
     let idle = manager.idle_timeout.map(|timeout| Instant::now() + timeout.saturating_sub(PAUSE));
@@ -321,8 +321,8 @@ impl<'a> HeadReader<'a> {
     }
 }
 
-/// Deadlines of a connection that waits for a request's head. It may be idle between requests, but a head that has begun
-/// has a time limit.
+/// Deadlines of a connection that waits for a request's head. It may be idle between requests, but a head that has
+/// begun has a time limit.
 #[derive(Default)]
 struct HeadDeadlines {
     /// End of the connection if no head begins.

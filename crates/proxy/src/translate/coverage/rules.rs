@@ -1,7 +1,7 @@
 //! Validation rules of Envoy's API (`validate.rules`), which a field's value must satisfy.
 //!
-//! The build script generates the rules from the descriptors. Envoy refuses a resource that violates one of them, and so
-//! does the sidecar: a configuration means the same in both.
+//! The build script generates the rules from the descriptors. Envoy refuses a resource that violates one of them, and
+//! so does the sidecar: a configuration means the same in both.
 
 use std::{
     collections::{HashMap, HashSet},

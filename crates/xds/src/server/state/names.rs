@@ -51,8 +51,8 @@ pub(super) mod sorted {
         names.binary_search_by(|known| (**known).cmp(name)).is_ok()
     }
 
-    /// Returns the items that are not in `removed`; `None` if no item is in it. The number of comparisons is at most the
-    /// sum of both lengths.
+    /// Returns the items that are not in `removed`; `None` if no item is in it. The number of comparisons is at most
+    /// the sum of both lengths.
     pub(super) fn without<T: Ord + Clone>(items: &[T], removed: &[T]) -> Option<Vec<T>> {
         let mut removed = removed.iter().peekable();
         let mut is_left = |item: &&T| {

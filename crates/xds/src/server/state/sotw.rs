@@ -108,8 +108,8 @@ pub(super) fn response(subscription: &Subscription, snapshot: &Snapshot, removal
     is_due.then_some(Response { changed, removed: Vec::new(), whole })
 }
 
-/// Has the next request for endpoints answered. Envoy repeats its request when it warms a changed cluster, and that
-/// request cannot be distinguished from an acknowledgement.
+/// Ensures that the next request for endpoints is answered. Envoy repeats its request when it warms a changed cluster,
+/// and that request cannot be distinguished from an acknowledgement.
 pub(super) fn resend_endpoints(endpoints: &mut Subscription, clusters: &[Arc<str>]) {
     endpoints.respond_next = endpoints.open && !clusters.is_empty();
 }

@@ -66,7 +66,7 @@ pub(super) struct Subscription {
     // Accounting; see `limits`.
     /// Lookups that are not charged yet.
     pub(super) lookups: usize,
-    /// Names looked through after a change that are not charged yet.
+    /// Names searched after a change that are not charged yet.
     pub(super) scanned: usize,
     /// Bytes of `unknown`.
     unknown_bytes: usize,

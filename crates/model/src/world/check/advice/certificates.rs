@@ -15,7 +15,8 @@ use crate::{
 const SOON: i64 = 14 * 24 * 60 * 60;
 
 impl Report<'_> {
-    /// Reports certificates of Secrets that are not valid at the time `now`, in seconds since 1970, or that expire soon.
+    /// Reports certificates of Secrets that are not valid at the time `now`, in seconds since 1970, or that expire
+    /// soon.
     pub(super) fn certificates(&mut self, now: i64) {
         let world = self.world;
         for entry in world.secrets.iter() {
