@@ -127,13 +127,14 @@ impl Flow {
         self.read
     }
 
-    /// Returns whether the whole body has arrived, even if a part waits to be read.
+    /// Returns whether the whole body has arrived, even if a part waits to be read. The end of chunks is known once it has
+    /// been read.
     #[inline]
     pub fn has_arrived(&self, from: &Wire) -> bool {
         self.read
             || match from {
                 Wire::Http1(from) => self.decoder.left().is_some_and(|left| left <= from.input.len() as u64),
-                Wire::Http2(from) => from.is_end(),
+                Wire::Http2(from) => from.has_arrived(),
             }
     }
 

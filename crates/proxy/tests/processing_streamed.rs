@@ -139,14 +139,38 @@ async fn a_receiver_that_stalls_does_not_make_the_processor_late() {
     }
 }
 
-#[tokio::test]
-async fn a_body_in_chunks_goes_on_while_the_next_processor_is_asked() {
+/// Both proxies with two processors, of which the first gets the body of the request in chunks.
+async fn two_processors() -> [Either; 2] {
     let first = files::with(
         mode(BOTH, "NONE"),
         &json!({"grpc_service": {"envoy_grpc": {"cluster_name": "processor"}}, "message_timeout": "0.5s"}),
     );
     let first = files::filter("http.ext_proc.v3.ExternalProcessor", &first);
-    let proxies = processed::both_with(&json!({}), &files::to("mirror"), &[first]).await;
+    processed::both_with(&json!({}), &files::to("mirror"), &[first]).await
+}
+
+#[tokio::test]
+async fn the_order_of_a_body_is_kept_when_a_processor_leaves() {
+    for proxy in &two_processors().await {
+        let mut client = client(proxy).await;
+        let head = "POST /body-end-second-waits HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n";
+        client.send(head).await;
+        // A slow client. The first processor leaves with the first chunk, while the second is asked.
+        for number in 10..30 {
+            client.send(&format!("2\r\n{number}\r\n")).await;
+            tokio::time::sleep(STALL / 40).await;
+        }
+        client.send("0\r\n\r\n").await;
+        let (head, got) = message(&mut client).await;
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        let expected: String = (10..30).map(|number| number.to_string()).collect();
+        assert!(processed::whole_body(got.clone()).ends_with(&expected), "{got}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_in_chunks_goes_on_while_the_next_processor_is_asked() {
+    let proxies = two_processors().await;
     let body = "x".repeat(200_000);
     for proxy in &proxies {
         let (head, got) = ask(proxy, &post("/second-waits", &body)).await;

@@ -142,6 +142,11 @@ impl Duplex {
         self.id.is_none_or(|id| self.connection.0.borrow().is_end(id))
     }
 
+    /// Returns whether the peer has sent everything, even if a part has not been taken.
+    pub fn has_arrived(&self) -> bool {
+        self.id.is_none_or(|id| self.connection.0.borrow().has_arrived(id))
+    }
+
     /// Returns the next piece of content; `None` at the end.
     pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, StreamError>> {
         let Some(id) = self.id else { return Poll::Ready(Ok(None)) };

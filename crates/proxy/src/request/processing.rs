@@ -356,8 +356,8 @@ impl<'a> RequestContext<'a> {
             self.stage_request(processor, StageMode::Duplex);
         }
         let idle_timeout = self.scope.manager.stream_idle_timeout.filter(|_| is_duplex);
-        let whole = self.scope.manager.request_timeout.map(|timeout| self.outcome.started + timeout);
-        let deadlines = Deadlines::new(None, None, whole, idle_timeout);
+        let request = self.scope.manager.request_timeout.map(|timeout| self.outcome.started + timeout);
+        let deadlines = Deadlines::new(None, None, request, idle_timeout);
         let poll = |cx: &mut Context<'_>| session.borrow_mut().poll_answer(cx, Side::Request);
         let answered = transfer::fill_stage(deadlines, &mut self.exchange, poll).await?;
         let answer =

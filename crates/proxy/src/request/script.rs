@@ -110,7 +110,6 @@ impl<'a> RequestContext<'a> {
             let limits = skysail_http::http1::HeadLimits { max_head: 0, max_headers: 0 };
             let mut new =
                 flow.take().unwrap_or_else(|| Box::new(Flow::new(Framing::None, framing, limits, true)));
-            new.bytes = content.len() as u64;
             new.replace(content, framing, trailers);
             flow = Some(new);
         } else if let Some(flow) = &mut flow {

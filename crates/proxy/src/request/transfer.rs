@@ -334,11 +334,9 @@ impl<'a> Client<'a> {
     /// Returns whether the client has closed its end. Also registers an HTTP/2 stream to be woken when its
     /// connection is revalidated.
     fn is_closed(&mut self, cx: &mut Context<'_>) -> bool {
-        if self.body.has_arrived(self.wire) {
-            self.wire.is_closed(cx)
-        } else {
-            self.wire.is_stream_closed(cx)
-        }
+        // While HTTP/1.1 content is to come, its transfer reads the connection.
+        let is_watched = matches!(self.wire, Wire::Http2(_)) || self.body.has_arrived(self.wire);
+        is_watched && self.wire.is_closed(cx)
     }
 
     /// Sends more of the request. Only a failure of the client is an error here.

@@ -119,7 +119,7 @@ pub(crate) async fn message(client: &mut Client) -> (String, String) {
 }
 
 /// Joins the chunks of a message, if it has any.
-fn whole_body(message: String) -> String {
+pub(crate) fn whole_body(message: String) -> String {
     let Some((head, mut rest)) = message.split_once("\r\n\r\n") else { return message };
     if !head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
         return message;

@@ -81,13 +81,14 @@ impl ExternalProcessor for Processes {
                     continue;
                 }
                 if let Some(Message::RequestHeaders(headers)) = &message.request
-                    && path == "/second-waits"
+                    && path.ends_with("second-waits")
                     && field(headers, "x-request").is_some()
                 {
                     // The first processor has added the field.
                     tokio::time::sleep(std::time::Duration::from_secs(2)).await;
                 }
                 let is_request = is_of_request(message.request.as_ref().unwrap());
+                let is_body = matches!(message.request, Some(Message::RequestBody(_)));
                 let answers = if streams[usize::from(!is_request)] {
                     streamed.answers(&path, message)
                 } else {
@@ -99,7 +100,8 @@ impl ExternalProcessor for Processes {
                         return;
                     }
                 }
-                if path.starts_with("/end") || path.starts_with("/last") {
+                let ends_with_chunk = path.starts_with("/body-end") && is_body;
+                if path.starts_with("/end") || path.starts_with("/last") || ends_with_chunk {
                     return;
                 }
             }
@@ -235,7 +237,7 @@ fn answer_to_chunk(path: &str, request: &Message) -> Option<Vec<Result<Processin
     Some(match path.trim_end_matches("-response") {
         "/body-immediate" => vec![Ok(teapot())],
         "/body-fail" => vec![Err(Status::internal("no"))],
-        "/body-silent" => Vec::new(),
+        "/body-silent" | "/body-end-second-waits" => Vec::new(),
         "/body-twice" => {
             let answer = || match request {
                 Message::RequestBody(_) => Answer::RequestBody(BodyResponse::default()),

@@ -97,6 +97,11 @@ impl Session {
         })
     }
 
+    /// Returns whether the peer has sent everything, even if a part has not been taken.
+    pub(crate) fn has_arrived(&self, id: u32) -> bool {
+        self.streams.get(&id).is_none_or(|stream| stream.received && stream.error.is_none())
+    }
+
     /// Returns the next piece of content; `None` at the end.
     pub(crate) fn poll_piece(
         &mut self,

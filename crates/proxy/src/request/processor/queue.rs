@@ -80,6 +80,11 @@ impl SideQueue {
         self.ready_bytes
     }
 
+    /// Returns whether the end of the result is known.
+    pub(super) fn is_finished(&self) -> bool {
+        self.is_finished
+    }
+
     /// Returns whether content that only the processor has is missing in the result.
     pub(super) fn has_lost_content(&self) -> bool {
         self.mode == Some(StageMode::Duplex) && self.has_sent && !self.is_finished

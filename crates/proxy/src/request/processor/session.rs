@@ -255,6 +255,10 @@ impl ProcessorSession {
     pub(super) fn push(&mut self, side: Side, piece: BodyPart) {
         let BodyPart { data, end, trailers } = piece;
         let queue = &mut self.sides[side as usize];
+        if self.end.is_some() {
+            // What waits for an answer comes before this part.
+            queue.release();
+        }
         queue.is_source_ended |= end;
         let mode = queue.mode.filter(|_| self.end.is_none());
         let is_sent = !matches!(mode, None | Some(StageMode::Trailers));
@@ -294,12 +298,10 @@ impl ProcessorSession {
 
     /// Returns the next part of the result of a side's body.
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>, side: Side) -> Poll<Result<BodyPart, Stopped>> {
-        self.poll(cx, side);
+        self.poll_progress(cx, side)?;
         let queue = &mut self.sides[side as usize];
-        match self.end {
-            Some(CallEnd::Continue) => queue.release(),
-            Some(_) => return Poll::Ready(Err(Stopped)),
-            None => {}
+        if self.end.is_some() {
+            queue.release();
         }
         match queue.take_ready() {
             Some(piece) => Poll::Ready(Ok(piece)),
@@ -307,8 +309,11 @@ impl ProcessorSession {
         }
     }
 
-    /// Sends and receives what is possible, while nobody takes the result of a side.
+    /// Sends and receives what is possible for the result of a side. A complete result no longer depends on the call.
     pub(super) fn poll_progress(&mut self, cx: &mut Context<'_>, side: Side) -> Result<(), Stopped> {
+        if self.sides[side as usize].is_finished() {
+            return Ok(());
+        }
         self.poll(cx, side);
         match self.end {
             Some(CallEnd::Continue) | None => Ok(()),
@@ -440,7 +445,8 @@ impl ProcessorSession {
         // A receiver that does not read is no failure of the processor. Its time begins anew after the pause.
         if is_paused || self.is_paused {
             let deadline = Instant::now() + self.config.timeout;
-            self.sides.iter_mut().filter_map(|side| side.deadline.as_mut()).for_each(|of| *of = deadline);
+            let deadlines = self.sides.iter_mut().filter_map(|side| side.deadline.as_mut());
+            deadlines.for_each(|of| *of = deadline.max(*of));
         }
         self.is_paused = is_paused;
         let next = self.sides.iter().map(|side| side.deadline).fold(None, earlier);

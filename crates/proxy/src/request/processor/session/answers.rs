@@ -23,6 +23,8 @@ use super::{
 /// Maximum size in bytes of the metadata that the processor has set while bodies are forwarded.
 const MAX_METADATA: usize = 64 << 10;
 
+const METADATA_TOO_LARGE: ProcessorFailure = ProcessorFailure::Invalid("metadata_too_large");
+
 impl ProcessorSession {
     /// Processes an answer. Returns its side.
     pub(super) fn receive(
@@ -117,8 +119,12 @@ impl ProcessorSession {
 
     /// Keeps metadata for the request's task. A later value replaces an earlier one of the same name.
     fn keep_metadata(&mut self, side: Side, found: Option<Struct>) -> Result<(), ProcessorFailure> {
+        let Some(found) = found else { return Ok(()) };
+        if found.encoded_len() > MAX_METADATA {
+            return Err(METADATA_TOO_LARGE);
+        }
         let size = |name: &String, value: &Value| name.len() + value.encoded_len();
-        for (filter, value) in found.unwrap_or_default().fields {
+        for (filter, value) in found.fields {
             let Some(Kind::StructValue(found)) = value.kind else { continue };
             let known = self.metadata[side as usize].fields.entry(filter).or_insert_with_key(|filter| {
                 self.metadata_size += filter.len();
@@ -131,10 +137,11 @@ impl ProcessorSession {
                 self.metadata_size -= before.map_or(0, |before| size(&name, &before));
             }
         }
-        match self.metadata_size <= MAX_METADATA {
-            true => Ok(()),
-            false => Err(ProcessorFailure::Invalid("metadata_too_large")),
+        if self.metadata_size > MAX_METADATA {
+            self.take_metadata();
+            return Err(METADATA_TOO_LARGE);
         }
+        Ok(())
     }
 
     /// Extends the deadline of the answer that is due. As in Envoy, an invalid or second extension is ignored.
