@@ -72,7 +72,7 @@ struct Settings {
 }
 
 const SETTINGS: Settings = Settings {
-    limits: Limits { total: 256, by_address: Some(64), by_identity: None, unproven: 128 },
+    limits: Limits { total: 256, by_address: Some(64), by_identity: None, evictable: 128 },
     head: Duration::from_secs(20),
     response: Duration::from_secs(60),
     life: Duration::from_secs(600),
@@ -145,7 +145,7 @@ async fn connection(
         request.extensions_mut().insert(ConnectInfo(ends));
         let (router, admitted, begun) = (router.clone(), Arc::clone(&admitted), begun.clone());
         async move {
-            admitted.prove();
+            admitted.mark_used();
             let response: Result<Response, Infallible> = router.oneshot(request.map(Body::new)).await;
             begun.send_replace(Some(Instant::now()));
             response
@@ -221,7 +221,7 @@ impl HttpBody for Sending {
 impl Drop for Sending {
     fn drop(&mut self) {
         self.begun.send_replace(None);
-        self.admitted.mark_unproven();
+        self.admitted.mark_evictable();
     }
 }
 
@@ -277,7 +277,7 @@ mod tests {
 
     #[tokio::test]
     async fn idle_clients_do_not_block_others() {
-        let limits = Limits { total: 8, by_address: Some(6), by_identity: None, unproven: 4 };
+        let limits = Limits { total: 8, by_address: Some(6), by_identity: None, evictable: 4 };
         let address = start(Settings { limits, head: LONG, life: LONG, ..SETTINGS }).await;
         let mut slow = Vec::new();
         for _ in 0..20 {
@@ -317,7 +317,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_is_idle_after_its_response_is_read() {
-        let limits = Limits { total: 8, by_address: None, by_identity: None, unproven: 1 };
+        let limits = Limits { total: 8, by_address: None, by_identity: None, evictable: 1 };
         let address = start(Settings { limits, head: LONG, life: LONG, ..SETTINGS }).await;
         let mut reader = send(address, b"GET /large HTTP/1.1\r\nhost: a\r\n\r\n").await;
         reader.read_u8().await.unwrap();

@@ -124,7 +124,7 @@ async fn target_end(mesh: &State, target: EnterTarget<'_>) -> String {
         tokio::time::sleep(POLL).await;
         let Ok(now) = rundir::find(Some(&mesh.name)) else { return format!("mesh {} has ended", mesh.name) };
         if !mesh.is_same_run(&now) {
-            return format!("mesh {} has ended; another one of its name runs", mesh.name);
+            return format!("mesh {} has ended; another mesh with this name is running", mesh.name);
         }
         let EnterTarget::Pod(pod) = target else { continue };
         let is_it = |other: &PodState| (&other.namespace, &other.name) == (&pod.namespace, &pod.name);

@@ -166,7 +166,7 @@ impl Args {
         let by_address = limit(self.max_connections_per_address);
         let by_identity = limit(self.max_connections_per_identity);
         let max = self.max_connections.min(descriptors::for_connections());
-        connections::Limits { total: max, by_address, by_identity, unproven: MAX_UNAUTHENTICATED.min(max) }
+        connections::Limits { total: max, by_address, by_identity, evictable: MAX_UNAUTHENTICATED.min(max) }
     }
 }
 

@@ -296,13 +296,13 @@ impl<S: Service> Service for AuthenticatedService<S> {
         match &caller {
             Caller::Unauthenticated => {
                 if let Some(connection) = connection {
-                    connection.prove();
+                    connection.mark_used();
                 }
             }
             Caller::Authenticated(principal) => {
                 let name = principal.id.to_string().into();
                 if let Some(connection) = connection {
-                    connection.prove_by(&name).map_err(|limit| too_many_connections(&name, limit))?;
+                    connection.mark_used_by(&name).map_err(|limit| too_many_connections(&name, limit))?;
                 }
                 let instance = principal.pod.as_ref().map(|pod| format!("{}/{}", pod.name, pod.uid).into());
                 known.insert(Identity { name, instance });
@@ -318,7 +318,7 @@ impl<S: Service> Service for AuthenticatedService<S> {
 
     fn idle(&self, known: &Extensions) {
         if let Some(connection) = known.get::<Arc<Admitted>>() {
-            connection.mark_unproven();
+            connection.mark_evictable();
         }
     }
 }

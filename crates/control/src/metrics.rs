@@ -288,7 +288,7 @@ impl Metrics {
 fn render_connections(connections: &Connections, text: &mut PrometheusText) {
     text.gauge("skysail_connections", "Connections to the discovery ports.", connections.open() as f64);
     let help = "Connections without authentication or without a call in progress.";
-    text.gauge("skysail_connections_unauthenticated", help, connections.unproven() as f64);
+    text.gauge("skysail_connections_unauthenticated", help, connections.evictable() as f64);
     let help = "Connections without authentication or call in progress that were closed for new ones.";
     let shed = connections.sheds() as f64;
     text.family("skysail_connections_shed", "counter", help, &[(String::new(), shed)]);

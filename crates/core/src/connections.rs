@@ -1,7 +1,7 @@
 //! Connection limits of a server: in total, per source address and per identity.
 //!
-//! A connection is *unproven* in three cases: it has not authenticated, it has not sent a whole request, or
-//! it has no call in progress. At a limit the server closes the oldest unproven connection to make room, so
+//! A connection is *evictable* in three cases: it has not authenticated, it has not sent a whole request, or
+//! it has no call in progress. At a limit the server closes the oldest evictable connection to make room, so
 //! an unused connection never keeps out a used one.
 
 use std::{
@@ -31,8 +31,8 @@ pub struct Limits {
     pub by_address: Option<usize>,
     /// Maximum of proven connections per identity; `None` for no limit.
     pub by_identity: Option<usize>,
-    /// Maximum of unproven connections.
-    pub unproven: usize,
+    /// Maximum of evictable connections.
+    pub evictable: usize,
 }
 
 /// Table of a server's connections.
@@ -42,7 +42,7 @@ pub struct Connections {
     state: Mutex<Table>,
     /// Number of connections closed for lack of room, plus calls refused because their identity was at its limit.
     refused: AtomicU64,
-    /// Number of unproven connections closed to make room.
+    /// Number of evictable connections closed to make room.
     shed: AtomicU64,
     refusals: Throttle,
 }
@@ -52,8 +52,8 @@ struct Table {
     next: u64,
     open: usize,
     addresses: HashMap<IpAddr, AddressConnections>,
-    /// Unproven connections by id, hence the oldest first.
-    unproven: BTreeMap<u64, (IpAddr, Arc<Slot>)>,
+    /// Evictable connections by id, hence the oldest first.
+    evictable: BTreeMap<u64, (IpAddr, Arc<Slot>)>,
     /// Identities of proven connections, where known.
     proven: HashMap<u64, Arc<str>>,
     /// Number of proven connections per identity.
@@ -63,8 +63,8 @@ struct Table {
 #[derive(Debug, Default)]
 struct AddressConnections {
     open: usize,
-    /// Ids of unproven connections, the oldest first.
-    unproven: BTreeSet<u64>,
+    /// Ids of evictable connections, the oldest first.
+    evictable: BTreeSet<u64>,
 }
 
 /// State that a connection shares with the table.
@@ -96,22 +96,22 @@ impl Connections {
         })
     }
 
-    /// Admits a connection as unproven. Returns `None` if there is no room; the caller then closes the connection.
+    /// Admits a connection as evictable. Returns `None` if there is no room; the caller then closes the connection.
     ///
-    /// `scarce` says that another resource, such as file descriptors, is nearly used up. An unproven connection then
+    /// `scarce` says that another resource, such as file descriptors, is nearly used up. An evictable connection then
     /// makes room.
     pub fn admit(self: &Arc<Self>, from: IpAddr, scarce: bool) -> Option<Admitted> {
         let from = from.to_canonical();
-        let Limits { total, by_address, unproven, .. } = self.limits;
+        let Limits { total, by_address, evictable, .. } = self.limits;
         let mut state = self.state();
         let mut room = true;
         let same_address = state.addresses.get(&from);
         if by_address.is_some_and(|limit| same_address.is_some_and(|address| address.open >= limit)) {
-            let oldest = same_address.and_then(|address| address.unproven.first()).copied();
+            let oldest = same_address.and_then(|address| address.evictable.first()).copied();
             room &= self.shed(&mut state, oldest);
         }
-        if room && (scarce || state.open >= total || state.unproven.len() >= unproven) {
-            let oldest = state.unproven.keys().next().copied();
+        if room && (scarce || state.open >= total || state.evictable.len() >= evictable) {
+            let oldest = state.evictable.keys().next().copied();
             room &= self.shed(&mut state, oldest);
         }
         if !room {
@@ -119,7 +119,7 @@ impl Connections {
             drop(state);
             self.refused.fetch_add(1, Ordering::Relaxed);
             if let Some(more) = self.refusals.admit(Instant::now()) {
-                warn!(%from, open, more, "connection closed: the limit is reached and no connection is unproven");
+                warn!(%from, open, more, "connection closed: the limit is reached and no connection is evictable");
             }
             return None;
         }
@@ -128,13 +128,13 @@ impl Connections {
         state.next += 1;
         state.open += 1;
         state.addresses.entry(from).or_default().open += 1;
-        state.add_unproven(id, from, &slot);
+        state.add_evictable(id, from, &slot);
         Some(Admitted { connections: Arc::clone(self), id, from, slot })
     }
 
-    /// Removes an unproven connection from the table and asks its task to close it.
+    /// Removes an evictable connection from the table and asks its task to close it.
     fn shed(&self, state: &mut Table, id: Option<u64>) -> bool {
-        let Some((from, slot)) = id.and_then(|id| state.remove_unproven(id)) else { return false };
+        let Some((from, slot)) = id.and_then(|id| state.remove_evictable(id)) else { return false };
         state.close(from);
         slot.is_shed.store(true, Ordering::Relaxed);
         slot.closing.notify_one();
@@ -147,9 +147,9 @@ impl Connections {
         self.state().open
     }
 
-    /// Returns the number of unproven connections.
-    pub fn unproven(&self) -> usize {
-        self.state().unproven.len()
+    /// Returns the number of evictable connections.
+    pub fn evictable(&self) -> usize {
+        self.state().evictable.len()
     }
 
     /// Returns the number of connections closed for lack of room since the start, plus the calls refused because their
@@ -158,7 +158,7 @@ impl Connections {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of unproven connections closed to make room since the start.
+    /// Returns the number of evictable connections closed to make room since the start.
     pub fn sheds(&self) -> u64 {
         self.shed.load(Ordering::Relaxed)
     }
@@ -169,10 +169,10 @@ impl Connections {
 }
 
 impl Table {
-    /// Counts a connection as unproven.
-    fn add_unproven(&mut self, id: u64, from: IpAddr, slot: &Arc<Slot>) {
-        self.addresses.entry(from).or_default().unproven.insert(id);
-        self.unproven.insert(id, (from, Arc::clone(slot)));
+    /// Counts a connection as evictable.
+    fn add_evictable(&mut self, id: u64, from: IpAddr, slot: &Arc<Slot>) {
+        self.addresses.entry(from).or_default().evictable.insert(id);
+        self.evictable.insert(id, (from, Arc::clone(slot)));
     }
 
     /// Counts a proven connection for an identity, unless the identity has `limit` already. Returns whether it is
@@ -201,11 +201,11 @@ impl Table {
         }
     }
 
-    /// Stops counting a connection as unproven.
-    fn remove_unproven(&mut self, id: u64) -> Option<(IpAddr, Arc<Slot>)> {
-        let (from, slot) = self.unproven.remove(&id)?;
+    /// Stops counting a connection as evictable.
+    fn remove_evictable(&mut self, id: u64) -> Option<(IpAddr, Arc<Slot>)> {
+        let (from, slot) = self.evictable.remove(&id)?;
         if let Some(address) = self.addresses.get_mut(&from) {
-            address.unproven.remove(&id);
+            address.evictable.remove(&id);
         }
         Some((from, slot))
     }
@@ -223,21 +223,21 @@ impl Table {
 }
 
 impl Admitted {
-    /// Marks the connection as proven, so it is not closed to make room.
-    pub fn prove(&self) {
-        self.connections.state().remove_unproven(self.id);
+    /// Marks the connection as used, so it is not closed to make room.
+    pub fn mark_used(&self) {
+        self.connections.state().remove_evictable(self.id);
     }
 
-    /// Marks the connection as proven by an identity. It counts for the identity until it is unproven again
+    /// Marks the connection as used by an identity. It counts for the identity until it is evictable again
     /// or ends.
     ///
     /// # Errors
     /// Returns the limit if the identity is at its limit. The connection's state is then unchanged.
-    pub fn prove_by(&self, identity: &Arc<str>) -> Result<(), usize> {
+    pub fn mark_used_by(&self, identity: &Arc<str>) -> Result<(), usize> {
         let limit = self.connections.limits.by_identity;
         let mut state = self.connections.state();
         if state.count_for_identity(self.id, identity, limit) {
-            state.remove_unproven(self.id);
+            state.remove_evictable(self.id);
             return Ok(());
         }
         drop(state);
@@ -249,12 +249,12 @@ impl Admitted {
         Err(limit)
     }
 
-    /// Marks the connection as unproven again while it waits for its next request. It keeps its age.
-    pub fn mark_unproven(&self) {
+    /// Marks the connection as evictable again while it waits for its next request. It keeps its age.
+    pub fn mark_evictable(&self) {
         let mut state = self.connections.state();
         state.release_identity(self.id);
         if !self.slot.is_shed.load(Ordering::Relaxed) {
-            state.add_unproven(self.id, self.from, &self.slot);
+            state.add_evictable(self.id, self.from, &self.slot);
         }
     }
 
@@ -268,7 +268,7 @@ impl Drop for Admitted {
     fn drop(&mut self) {
         let mut state = self.connections.state();
         state.release_identity(self.id);
-        state.remove_unproven(self.id);
+        state.remove_evictable(self.id);
         if !self.slot.is_shed.load(Ordering::Relaxed) {
             state.close(self.from);
         }
@@ -279,7 +279,7 @@ impl Drop for Admitted {
 mod tests {
     use super::*;
 
-    const ROOMY: Limits = Limits { total: 100, by_address: None, by_identity: None, unproven: 100 };
+    const ROOMY: Limits = Limits { total: 100, by_address: None, by_identity: None, evictable: 100 };
 
     fn from(last: u8) -> IpAddr {
         IpAddr::from([10, 0, 0, last])
@@ -291,14 +291,14 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_unproven_connection_makes_room() {
+    fn the_oldest_evictable_connection_makes_room() {
         let table = Connections::new(Limits { total: 3, ..ROOMY });
         let [first, second, third] = [1, 2, 3].map(|last| table.admit(from(last), false).unwrap());
-        first.prove();
+        first.mark_used();
         let fourth = table.admit(from(4), false).unwrap();
         assert_eq!([&first, &second, &third, &fourth].map(is_shed), [false, true, false, false]);
-        third.prove();
-        fourth.prove();
+        third.mark_used();
+        fourth.mark_used();
         assert!(table.admit(from(5), false).is_none(), "all are proven");
         assert_eq!((table.open(), table.sheds(), table.refused()), (3, 1, 1));
         drop(second);
@@ -306,10 +306,10 @@ mod tests {
         drop(first);
         table.admit(from(5), false).unwrap();
         assert_eq!(table.open(), 2, "given back at once");
-        fourth.mark_unproven();
-        assert_eq!(table.unproven(), 1);
+        fourth.mark_evictable();
+        assert_eq!(table.evictable(), 1);
         drop((third, fourth));
-        assert_eq!((table.open(), table.unproven()), (0, 0));
+        assert_eq!((table.open(), table.evictable()), (0, 0));
         assert!(table.state().addresses.is_empty());
     }
 
@@ -319,8 +319,8 @@ mod tests {
         let other = table.admit(from(1), false).unwrap();
         let [first, second, third] = [(); 3].map(|()| table.admit(from(2), false).unwrap());
         assert_eq!([&other, &first, &second, &third].map(is_shed), [false, true, false, false]);
-        second.prove();
-        third.prove();
+        second.mark_used();
+        third.mark_used();
         assert!(table.admit(from(2), false).is_none());
         let mapped: IpAddr = "::ffff:10.0.0.2".parse().unwrap();
         assert!(table.admit(mapped, false).is_none(), "the same address");
@@ -333,19 +333,19 @@ mod tests {
         let [first, second, third] = [(); 3].map(|()| table.admit(from(1), false).unwrap());
         let [a, b] = ["a", "b"].map(Arc::<str>::from);
         assert_eq!(
-            [&first, &second, &first, &third].map(|one| one.prove_by(&a)),
+            [&first, &second, &first, &third].map(|one| one.mark_used_by(&a)),
             [Ok(()), Ok(()), Ok(()), Err(2)]
         );
-        assert_eq!((table.unproven(), table.refused()), (1, 1), "it stays unproven");
-        third.prove_by(&b).unwrap();
-        first.prove_by(&b).unwrap();
-        second.mark_unproven();
-        second.mark_unproven();
+        assert_eq!((table.evictable(), table.refused()), (1, 1), "it stays evictable");
+        third.mark_used_by(&b).unwrap();
+        first.mark_used_by(&b).unwrap();
+        second.mark_evictable();
+        second.mark_evictable();
         let fourth = table.admit(from(1), false).unwrap();
-        fourth.prove_by(&a).unwrap();
-        assert_eq!(second.prove_by(&a), Err(2), "another connection has its slot");
+        fourth.mark_used_by(&a).unwrap();
+        assert_eq!(second.mark_used_by(&a), Err(2), "another connection has its slot");
         drop(first);
-        second.prove_by(&a).unwrap();
+        second.mark_used_by(&a).unwrap();
         drop((second, third, fourth));
         assert!(table.state().identities.is_empty() && table.state().proven.is_empty());
     }
@@ -357,23 +357,23 @@ mod tests {
         let second = table.admit(from(2), false).unwrap();
         let a = "a".into();
         // The call arrived before the connection was closed.
-        first.prove_by(&a).unwrap();
+        first.mark_used_by(&a).unwrap();
         drop(first);
-        second.prove_by(&a).unwrap();
-        assert_eq!((table.open(), table.unproven()), (1, 0));
+        second.mark_used_by(&a).unwrap();
+        assert_eq!((table.open(), table.evictable()), (1, 0));
     }
 
     #[test]
-    fn unproven_connections_have_their_own_limit_and_close_when_descriptors_are_scarce() {
-        let table = Connections::new(Limits { unproven: 2, ..ROOMY });
+    fn evictable_connections_have_their_own_limit_and_close_when_descriptors_are_scarce() {
+        let table = Connections::new(Limits { evictable: 2, ..ROOMY });
         let mut kept: Vec<_> = (0..5).map(|last| table.admit(from(last), false).unwrap()).collect();
         assert_eq!(kept.iter().map(is_shed).collect::<Vec<_>>(), [true, true, true, false, false]);
-        assert_eq!((table.open(), table.unproven()), (2, 2));
+        assert_eq!((table.open(), table.evictable()), (2, 2));
         kept.push(table.admit(from(9), true).unwrap());
         kept.iter().for_each(Admitted::prove);
         assert!(table.admit(from(9), true).is_none());
-        kept[0].mark_unproven();
-        assert_eq!(table.unproven(), 0, "its slot is gone already");
+        kept[0].mark_evictable();
+        assert_eq!(table.evictable(), 0, "its slot is gone already");
     }
 
     #[tokio::test]

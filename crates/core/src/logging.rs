@@ -134,7 +134,7 @@ fn log_panic(info: &PanicHookInfo<'_>) {
     tracing::error!(
         thread = thread.name().unwrap_or("unnamed"),
         place,
-        "a mistake in this program, please report it: {reason}"
+        "a panic, which is a bug in this program; please report it: {reason}"
     );
 }
 

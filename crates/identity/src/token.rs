@@ -184,7 +184,11 @@ impl Verifier {
             return Err(refused(format!("it has critical extensions, {names:?}, and none is supported")));
         }
         let kid = header.kid.as_deref();
-        let mut why = format!("no known key is named {:?} and for {:?}", kid.unwrap_or_default(), header.alg);
+        let mut why = format!(
+            "no known key has the ID {:?} and the algorithm {:?}",
+            kid.unwrap_or_default(),
+            header.alg
+        );
         for key in self.keys.fitting(kid, header.alg) {
             match jsonwebtoken::decode::<Claims>(token, &key.key, &validation) {
                 Ok(good) => return account(good.claims),
@@ -278,10 +282,10 @@ mod tests {
         }
         for (issuer, kid, words) in [
             (0, Some("new"), "InvalidSignature"),
-            (1, Some("gone"), "no known key is named \"gone\""),
+            (1, Some("gone"), "no known key has the ID \"gone\""),
             (2, None, "InvalidSignature"),
-            (2, Some("encrypts"), "no known key is named"),
-            (2, Some("signs"), "no known key is named"),
+            (2, Some("encrypts"), "no known key has the ID"),
+            (2, Some("signs"), "no known key has the ID"),
         ] {
             let why = verify(&sign(&claims, &issuers[issuer], kid)).unwrap_err();
             assert!(why.contains(words), "{kid:?}: {why}");

@@ -96,8 +96,9 @@ async fn each_panic_is_counted_and_logged() {
         let output = inner.env("NO_COLOR", "1").env_remove("SKYSAIL_LOG").output().unwrap();
         let log = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{log}");
-        let mut received =
-            log.lines().filter(|line| line.contains("a mistake in this program, please report it"));
+        let mut received = log
+            .lines()
+            .filter(|line| line.contains("a panic, which is a bug in this program; please report it"));
         let first = received.next().expect("nothing is logged");
         assert!(first.contains("ERROR") && first.contains("place="), "{first}");
         assert_eq!(received.count(), 1, "{log}");

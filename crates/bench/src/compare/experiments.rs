@@ -135,7 +135,7 @@ pub(crate) const SETTINGS: [Setting; 16] = [
     ),
     Setting {
         experiment: Experiment::Overload,
-        name: "twice what it can do",
+        name: "twice the maximum throughput",
         topology: Topology::ServerSidecar,
         work: TurnWork::Surge { connections: 8_192 },
         clusters: 1,
@@ -202,7 +202,7 @@ impl Setting {
             return Some("the relay holds no configuration");
         }
         if peer == Peer::Relay && self.experiment == Experiment::Overload {
-            return Some("the relay knows no requests");
+            return Some("the relay does not parse requests");
         }
         peer.unable(self.shape().protocol, self.topology == Topology::ServerMtls)
     }

@@ -108,7 +108,7 @@ async fn measure(
             () = tokio::time::sleep(SAMPLE_INTERVAL) => max = max.max(standing.resident()),
         }
     };
-    let mut overload = summarize(&account, seconds).context("there were no answers")?;
+    let mut overload = summarize(&account, seconds).context("there were no responses")?;
     (overload.capacity, overload.rss_before_kb, overload.rss_most_kb) = (capacity, before, max);
     Ok(overload)
 }

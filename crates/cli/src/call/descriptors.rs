@@ -143,7 +143,7 @@ pub(super) async fn services(
             Ok(names.into_iter().collect())
         }
         ReflectionAnswer::Error(Refusal { message, .. }) => Err(unusable(message)),
-        ReflectionAnswer::Files(_) => Err(unusable("it has files in place of services")),
+        ReflectionAnswer::Files(_) => Err(unusable("it contains files instead of services")),
     }
 }
 

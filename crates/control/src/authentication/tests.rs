@@ -25,7 +25,7 @@ use crate::{
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
-const HIGH_LIMITS: Limits = Limits { total: 100, by_address: None, by_identity: None, unproven: 100 };
+const HIGH_LIMITS: Limits = Limits { total: 100, by_address: None, by_identity: None, evictable: 100 };
 
 /// A control plane that issues certificates.
 struct ControlPlane {
@@ -316,7 +316,7 @@ async fn an_ended_pod_is_refused_by_token_and_by_certificate() {
 
 #[tokio::test]
 async fn connections_without_authentication_are_closed_when_the_limit_is_reached() {
-    let plane = start(Limits { total: 40, by_address: None, by_identity: None, unproven: 4 });
+    let plane = start(Limits { total: 40, by_address: None, by_identity: None, evictable: 4 });
     let mut silent = Vec::new();
     for _ in 0..40 {
         silent.push(TcpStream::connect(plane.address).await.unwrap());
