@@ -29,7 +29,7 @@ pub struct Limits {
     pub total: usize,
     /// Maximum per source address; `None` for no limit.
     pub by_address: Option<usize>,
-    /// Maximum of proven connections per identity; `None` for no limit.
+    /// Maximum of used connections per identity; `None` for no limit.
     pub by_identity: Option<usize>,
     /// Maximum of evictable connections.
     pub evictable: usize,
@@ -54,9 +54,9 @@ struct Table {
     addresses: HashMap<IpAddr, AddressConnections>,
     /// Evictable connections by id, hence the oldest first.
     evictable: BTreeMap<u64, (IpAddr, Arc<Slot>)>,
-    /// Identities of proven connections, where known.
-    proven: HashMap<u64, Arc<str>>,
-    /// Number of proven connections per identity.
+    /// Identities of used connections, where known.
+    used: HashMap<u64, Arc<str>>,
+    /// Number of used connections per identity.
     identities: HashMap<Arc<str>, usize>,
 }
 
@@ -175,10 +175,10 @@ impl Table {
         self.evictable.insert(id, (from, Arc::clone(slot)));
     }
 
-    /// Counts a proven connection for an identity, unless the identity has `limit` already. Returns whether it is
+    /// Counts a used connection for an identity, unless the identity has `limit` already. Returns whether it is
     /// counted.
     fn count_for_identity(&mut self, id: u64, identity: &Arc<str>, limit: Option<usize>) -> bool {
-        if self.proven.contains_key(&id) {
+        if self.used.contains_key(&id) {
             return true;
         }
         let count = self.identities.entry(Arc::clone(identity)).or_default();
@@ -186,13 +186,13 @@ impl Table {
             return false;
         }
         *count += 1;
-        self.proven.insert(id, Arc::clone(identity));
+        self.used.insert(id, Arc::clone(identity));
         true
     }
 
     /// Stops counting a connection for its identity.
     fn release_identity(&mut self, id: u64) {
-        let Some(identity) = self.proven.remove(&id) else { return };
+        let Some(identity) = self.used.remove(&id) else { return };
         if let Entry::Occupied(mut count) = self.identities.entry(identity) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!([&first, &second, &third, &fourth].map(is_shed), [false, true, false, false]);
         third.mark_used();
         fourth.mark_used();
-        assert!(table.admit(from(5), false).is_none(), "all are proven");
+        assert!(table.admit(from(5), false).is_none(), "all are used");
         assert_eq!((table.open(), table.sheds(), table.refused()), (3, 1, 1));
         drop(second);
         assert_eq!(table.open(), 3, "another connection has its slot");
@@ -347,7 +347,7 @@ mod tests {
         drop(first);
         second.mark_used_by(&a).unwrap();
         drop((second, third, fourth));
-        assert!(table.state().identities.is_empty() && table.state().proven.is_empty());
+        assert!(table.state().identities.is_empty() && table.state().used.is_empty());
     }
 
     #[test]
