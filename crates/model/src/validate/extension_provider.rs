@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{Code, Findings, header_name, is_known_status, positive};
 use crate::api::{
     MeshConfig,
-    extension_provider::{ExtensionProvider, RateLimitService},
+    extension_provider::{ExtensionProvider, ProviderHeader, RateLimitService},
 };
 
 /// Maximum length of a provider's name. Source: Istio.
@@ -98,17 +98,20 @@ fn check_provider(provider: &ExtensionProvider, field: &str, findings: &mut Find
         }
         let http = of.http.iter().flat_map(|http| &http.headers);
         let grpc = of.grpc.iter().flat_map(|grpc| &grpc.initial_metadata);
-        for header in http.chain(grpc) {
-            header_name(&header.name, &format!("{field}.opentelemetry"), findings);
-            if !header.env_name.is_empty() {
-                let message = format!("the variable {:?} is not read; the header is empty", header.env_name);
-                findings.add(
-                    Code::UnsupportedSetting,
-                    format!("{field}.opentelemetry"),
-                    message,
-                    "set value",
-                );
-            }
+        headers(http.chain(grpc), &format!("{field}.opentelemetry"), findings);
+    }
+    if let Some(of) = &provider.zipkin {
+        headers(of.headers.iter(), &format!("{field}.zipkin.headers"), findings);
+    }
+}
+
+/// Checks headers that are sent to a collector.
+fn headers<'a>(all: impl Iterator<Item = &'a ProviderHeader>, field: &str, findings: &mut Findings) {
+    for header in all {
+        header_name(&header.name, field, findings);
+        if !header.env_name.is_empty() {
+            let message = format!("the variable {:?} is not read; the header is empty", header.env_name);
+            findings.add(Code::UnsupportedSetting, field.to_owned(), message, "set value");
         }
     }
 }

@@ -371,8 +371,8 @@ pub enum LogValue {
 /// Format of a log line.
 #[derive(Debug)]
 pub enum LogFormat {
-    /// A format string such as `[%START_TIME%] …`.
-    Text(Format),
+    /// A format string such as `[%START_TIME%] …`, and the text for an operator without a value.
+    Text(Format, &'static [u8]),
     /// A JSON object of format strings.
     Json(Vec<(Box<str>, Format)>),
 }

@@ -100,7 +100,7 @@ impl LogWriter {
         let mut line = self.line.borrow_mut();
         line.clear();
         match format {
-            LogFormat::Text(text) => format::write(text, context, b"-", &mut line),
+            LogFormat::Text(text, empty) => format::write(text, context, empty, &mut line),
             LogFormat::Json(fields) => write_object(fields, context, &mut line),
         }
         if line.last() != Some(&b'\n') {

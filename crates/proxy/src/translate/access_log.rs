@@ -196,8 +196,8 @@ fn comparison(proto: Option<&ComparisonFilter>) -> Result<Comparison> {
 #[expect(deprecated, reason = "older files still use the older fields")]
 fn format(file: &FileAccessLog) -> Result<LogFormat> {
     match &file.access_log_format {
-        None => text::format(DEFAULT).map(LogFormat::Text),
-        Some(AccessLogFormat::Format(text)) => text::format(text).map(LogFormat::Text).at("format"),
+        None => text_format(DEFAULT, false),
+        Some(AccessLogFormat::Format(text)) => text_format(text, false).at("format"),
         Some(AccessLogFormat::JsonFormat(fields) | AccessLogFormat::TypedJsonFormat(fields)) => {
             json(fields).at("json_format")
         }
@@ -209,14 +209,20 @@ fn format(file: &FileAccessLog) -> Result<LogFormat> {
 fn log_format(proto: &SubstitutionFormatString) -> Result<LogFormat> {
     match &proto.format {
         None => Err(Reject::new("must be given")),
-        Some(FormatProto::TextFormat(text)) => text::format(text).map(LogFormat::Text).at("text_format"),
+        Some(FormatProto::TextFormat(text)) => text_format(text, proto.omit_empty_values).at("text_format"),
         Some(FormatProto::TextFormatSource(source)) => {
             let bytes = tls_context::read(source).at("text_format_source")?;
             let text = String::from_utf8_lossy(&bytes);
-            text::format(&text).map(LogFormat::Text).at("text_format_source")
+            text_format(&text, proto.omit_empty_values).at("text_format_source")
         }
         Some(FormatProto::JsonFormat(fields)) => json(fields).at("json_format"),
     }
+}
+
+/// Translates a text format. As in Envoy, `omits_empty` has no effect on JSON.
+fn text_format(text: &str, omits_empty: bool) -> Result<LogFormat> {
+    let empty: &[u8] = if omits_empty { b"" } else { b"-" };
+    Ok(LogFormat::Text(text::format(text)?, empty))
 }
 
 /// Translates a JSON format. Fields are in the order of their names, as Envoy writes them.

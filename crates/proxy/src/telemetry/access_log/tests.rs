@@ -20,8 +20,8 @@ fn lines_of_all_workers_reach_the_file() {
     let context = Context { record: &record, request: None, response: None };
     let logger = AccessLogger::start().unwrap();
     let (one, two) = (logger.writer().unwrap(), logger.writer().unwrap());
-    one.log(path, &LogFormat::Text(parse("one %RESPONSE_CODE%")), &context);
-    two.log(path, &LogFormat::Text(parse("two %RESPONSE_FLAGS%\n")), &context);
+    one.log(path, &LogFormat::Text(parse("one %RESPONSE_CODE%%REQ(x-none)%"), b""), &context);
+    two.log(path, &LogFormat::Text(parse("two %RESPONSE_FLAGS%\n"), b"-"), &context);
     assert_eq!(logger.dropped(), 0);
     drop(logger);
     assert_eq!(std::fs::read_to_string(path).unwrap(), "one 0\ntwo -\n");
