@@ -370,7 +370,7 @@ mod tests {
         assert_eq!(kept.iter().map(is_shed).collect::<Vec<_>>(), [true, true, true, false, false]);
         assert_eq!((table.open(), table.evictable()), (2, 2));
         kept.push(table.admit(from(9), true).unwrap());
-        kept.iter().for_each(Admitted::prove);
+        kept.iter().for_each(Admitted::mark_used);
         assert!(table.admit(from(9), true).is_none());
         kept[0].mark_evictable();
         assert_eq!(table.evictable(), 0, "its slot is gone already");

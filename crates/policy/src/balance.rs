@@ -45,6 +45,8 @@ pub struct PickState {
     version: u32,
     /// Groups with a share of the load, in the order of their percentages.
     groups: Vec<Group>,
+    /// Groups of the priorities that earlier attempts of a request have not used, for these used priorities.
+    unused: Option<(Vec<bool>, Vec<Group>)>,
     hashed: Option<Arc<HashTables>>,
     /// End of the last slow start; `None` if no endpoint is in slow start.
     warm: Option<Instant>,
@@ -86,6 +88,8 @@ pub struct PickOptions<'a> {
     pub avoid: &'a [SocketAddr],
     /// Number of further selections before an endpoint to avoid is accepted.
     pub attempts: u32,
+    /// Number of attempts after which their priorities are avoided (`previous_priorities`); 0: they are not.
+    pub priority_frequency: u32,
 }
 
 /// Selects an endpoint; returns `None` if there is none, as with `Balancer::OriginalDst`. `load` returns the load of
@@ -99,9 +103,11 @@ pub fn pick<'a>(
     rng: &mut fastrand::Rng,
 ) -> Option<&'a Arc<Endpoint>> {
     state.follow(cluster, endpoints, rng);
+    let avoids_priorities = state.avoid_priorities(cluster, endpoints, want, rng);
     let mut attempt = 0;
     loop {
-        let picked = state.once(cluster, endpoints, &load, (want.hash, attempt), rng)?;
+        let of = (want.hash, attempt, avoids_priorities);
+        let picked = state.once(cluster, endpoints, &load, of, rng)?;
         if attempt == want.attempts || !want.avoid.contains(&picked.address) {
             return Some(picked);
         }
@@ -124,30 +130,38 @@ impl PickState {
         {
             return;
         }
-        (self.version, self.endpoints) = (version, Some(Arc::clone(endpoints)));
+        (self.version, self.endpoints, self.unused) = (version, Some(Arc::clone(endpoints)), None);
         let census: Vec<_> = endpoints.priorities.iter().map(census).collect();
-        let loads =
-            priorities::loads(&census, endpoints.overprovisioning as usize, cluster.panic_threshold as usize);
-        self.groups.clear();
-        let mut upto = 0;
-        // Healthy endpoints come first, so that a percentage always leads to the same group.
-        let parts = |of: fn(&Load) -> usize, taken: HealthTier| {
-            loads.iter().enumerate().map(move |(priority, load)| (priority, of(load), taken, load.panic))
-        };
-        let all = parts(|load| load.healthy, HealthTier::Healthy)
-            .chain(parts(|load| load.degraded, HealthTier::Degraded));
-        for (priority, part, taken, panic) in all.filter(|(_, part, ..)| *part > 0) {
-            upto += part as u64;
-            let taken = if panic { HealthTier::All } else { taken };
-            let sets = sets(cluster, endpoints, priority, taken, rng);
-            let turns = match &*sets {
-                [_] => Schedule::default(),
-                several => Schedule::new(several.iter().map(|set| set.weight), rng),
-            };
-            self.groups.push(Group { priority, upto, panic, turns, sets });
-        }
+        let loads = loads(cluster, endpoints, &census);
+        self.groups = groups(cluster, endpoints, &loads, rng);
         self.hashed = hashed(cluster, endpoints, version, &loads);
         self.warm = warm(cluster, endpoints);
+    }
+
+    /// Prepares the groups of the priorities that earlier attempts have not used. Returns false if all are selected from.
+    fn avoid_priorities(
+        &mut self,
+        cluster: &Cluster,
+        endpoints: &Endpoints,
+        want: PickOptions<'_>,
+        rng: &mut fastrand::Rng,
+    ) -> bool {
+        let frequency = want.priority_frequency as usize;
+        if frequency == 0 || want.avoid.len() < frequency {
+            return false;
+        }
+        let mut census: Vec<_> = endpoints.priorities.iter().map(census).collect();
+        let used = used_priorities(endpoints, &census, want.avoid.chunks_exact(frequency));
+        if !used.contains(&true) {
+            return false;
+        }
+        if self.unused.as_ref().is_none_or(|(known, _)| *known != used) {
+            let avoided = census.iter_mut().zip(&used).filter(|(_, used)| **used);
+            avoided.for_each(|(census, _)| *census = EndpointCounts::default());
+            let loads = loads(cluster, endpoints, &census);
+            self.unused = Some((used, groups(cluster, endpoints, &loads, rng)));
+        }
+        true
     }
 
     fn once<'a>(
@@ -155,12 +169,16 @@ impl PickState {
         cluster: &Cluster,
         endpoints: &'a Endpoints,
         load: &impl Fn(&Endpoint) -> u64,
-        (hash, attempt): (Option<u64>, u32),
+        (hash, attempt, avoids_priorities): (Option<u64>, u32, bool),
         rng: &mut fastrand::Rng,
     ) -> Option<&'a Arc<Endpoint>> {
         self.panicked = false;
         let hash = if self.hashed.is_some() { Some(hash.unwrap_or_else(|| rng.u64(..))) } else { None };
-        let group = match &mut *self.groups {
+        let groups = match &mut self.unused {
+            Some((_, unused)) if avoids_priorities => unused,
+            _ => &mut self.groups,
+        };
+        let group = match &mut **groups {
             [only] => only,
             several => {
                 let percent = hash.unwrap_or_else(|| rng.u64(..)) % 100 + 1;
@@ -288,6 +306,54 @@ fn census<'a>(endpoints: impl IntoIterator<Item = &'a Arc<Endpoint>>) -> Endpoin
         census.counted += 1;
     }
     census
+}
+
+/// Returns the shares of all priorities in the load.
+fn loads(cluster: &Cluster, endpoints: &Endpoints, census: &[EndpointCounts]) -> Vec<Load> {
+    priorities::loads(census, endpoints.overprovisioning as usize, cluster.panic_threshold as usize)
+}
+
+/// Returns the groups with a share of the load, in the order of their percentages.
+fn groups(cluster: &Cluster, endpoints: &Endpoints, loads: &[Load], rng: &mut fastrand::Rng) -> Vec<Group> {
+    let (mut groups, mut upto) = (Vec::new(), 0);
+    // Healthy endpoints come first, so that a percentage always leads to the same group.
+    let parts = |of: fn(&Load) -> usize, taken: HealthTier| {
+        loads.iter().enumerate().map(move |(priority, load)| (priority, of(load), taken, load.panic))
+    };
+    let all = parts(|load| load.healthy, HealthTier::Healthy)
+        .chain(parts(|load| load.degraded, HealthTier::Degraded));
+    for (priority, part, taken, panic) in all.filter(|(_, part, ..)| *part > 0) {
+        upto += part as u64;
+        let taken = if panic { HealthTier::All } else { taken };
+        let sets = sets(cluster, endpoints, priority, taken, rng);
+        let turns = match &*sets {
+            [_] => Schedule::default(),
+            several => Schedule::new(several.iter().map(|set| set.weight), rng),
+        };
+        groups.push(Group { priority, upto, panic, turns, sets });
+    }
+    groups
+}
+
+/// Returns which priorities the attempts have used. Without an available endpoint in the others, all are unused again.
+/// Source: Envoy's retry priority `previous_priorities`.
+fn used_priorities<'a>(
+    endpoints: &Endpoints,
+    census: &[EndpointCounts],
+    attempts: impl Iterator<Item = &'a [SocketAddr]>,
+) -> Vec<bool> {
+    let mut used = vec![false; endpoints.priorities.len()];
+    for addresses in attempts {
+        for (used, list) in used.iter_mut().zip(&endpoints.priorities) {
+            *used |= list.iter().any(|one| addresses.contains(&one.address));
+        }
+        let is_left =
+            |(census, used): (&EndpointCounts, &bool)| !used && census.healthy + census.degraded > 0;
+        if !census.iter().zip(&used).any(is_left) {
+            used.fill(false);
+        }
+    }
+    used
 }
 
 /// Returns the sets of a priority, by locality if localities are weighted.

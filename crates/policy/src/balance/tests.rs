@@ -234,13 +234,40 @@ fn endpoints_of_earlier_attempts_are_avoided_if_possible() {
         let (mut state, mut rng) = (PickState::default(), fastrand::Rng::with_seed(5));
         let cluster = cluster(balancer);
         for hash in 0..20 {
-            let want = PickOptions { hash: Some(hash << 58), avoid: &tried, attempts: 50 };
+            let want =
+                PickOptions { hash: Some(hash << 58), avoid: &tried, attempts: 50, ..PickOptions::default() };
             let picked = pick(&cluster, &endpoints, &mut state, |_| 0, want, &mut rng).unwrap();
             assert_eq!(last(picked), 2);
         }
         let all = [tried[0], SocketAddr::from(([127, 0, 1, 2], 9))];
-        let want = PickOptions { hash: None, avoid: &all, attempts: 5 };
+        let want = PickOptions { hash: None, avoid: &all, attempts: 5, ..PickOptions::default() };
         assert!(pick(&cluster, &endpoints, &mut state, |_| 0, want, &mut rng).is_some());
+    }
+}
+
+#[test]
+fn priorities_of_earlier_attempts_are_avoided() {
+    let endpoints = endpoints(&[&[1], &[1], &[1]]);
+    let expected: [(u32, &[u8], u8); 9] = [
+        (0, &[1, 1, 1], 1),
+        (1, &[], 1),
+        (1, &[1], 2),
+        (1, &[1, 2], 3),
+        // All were used: the search begins anew.
+        (1, &[1, 2, 3], 1),
+        (2, &[1], 1),
+        (2, &[1, 1], 2),
+        (2, &[1, 1, 2], 2),
+        (2, &[1, 1, 2, 2], 3),
+    ];
+    for balancer in [Balancer::RoundRobin, RING, Balancer::Maglev(101)] {
+        let (mut state, mut rng) = (PickState::default(), fastrand::Rng::with_seed(5));
+        for (priority_frequency, tried, next) in expected {
+            let avoid: Vec<_> = tried.iter().map(|last| SocketAddr::from(([127, 0, 1, *last], 9))).collect();
+            let want = PickOptions { avoid: &avoid, priority_frequency, ..PickOptions::default() };
+            let picked = pick(&cluster(balancer), &endpoints, &mut state, |_| 0, want, &mut rng).unwrap();
+            assert_eq!(last(picked), next, "{balancer:?} {priority_frequency} {tried:?}");
+        }
     }
 }
 

@@ -75,6 +75,8 @@ pub struct Cluster {
     pub keepalive: Option<Keepalive>,
     /// Service of the cluster, for metrics.
     pub service: Option<Service>,
+    /// The endpoints are outside the mesh (Istio's metadata `external`).
+    pub is_external: bool,
     /// PROXY protocol header that is sent to the endpoint (`upstream_proxy_protocol`). A connection with a header
     /// serves one request, because the header names one client.
     pub proxy_protocol: Option<ProxyVersion>,
@@ -118,6 +120,7 @@ impl Cluster {
             http2: Http2Options::new(u32::MAX),
             proxy_protocol: None,
             service: None,
+            is_external: false,
             metadata_exchange: false,
             locality_weighted: false,
         }

@@ -410,6 +410,8 @@ pub struct RetryPolicy {
     pub avoid_previous: bool,
     /// Number of further selections when an endpoint is to be avoided (`host_selection_retry_max_attempts`).
     pub host_selection_attempts: u32,
+    /// Number of attempts after which retries avoid their priorities (`previous_priorities`); 0: they do not.
+    pub priority_frequency: u32,
     /// Statuses that are retried with `retriable-status-codes`.
     pub statuses: Vec<u16>,
     /// Matches of response headers, one of which must hold, for `retriable-headers`.
@@ -431,6 +433,7 @@ impl Default for RetryPolicy {
             per_try_timeout: None,
             avoid_previous: false,
             host_selection_attempts: 0,
+            priority_frequency: 0,
             statuses: Vec::new(),
             answers: Vec::new(),
             requests: Vec::new(),

@@ -4,8 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use crate::expression::Expression;
 
+/// Default interval at which the bytes of open connections are counted. Source: Istio.
+pub const TCP_INTERVAL: Duration = Duration::from_secs(5);
+
 /// Metrics to keep for requests and connections. The default is all metrics with all labels.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Stats {
     /// Metrics of requests with their overrides; empty for all metrics with all labels.
     pub http: Vec<MetricOverride>,
@@ -13,6 +16,14 @@ pub struct Stats {
     pub tcp: Vec<MetricOverride>,
     /// Time after which an unused series is dropped (`rotation_interval` and `graceful_deletion_interval`).
     pub expiry: Option<Duration>,
+    /// Interval at which the bytes of open connections are counted (`tcp_reporting_duration`).
+    pub tcp_interval: Duration,
+}
+
+impl Default for Stats {
+    fn default() -> Self {
+        Self { http: Vec::new(), tcp: Vec::new(), expiry: None, tcp_interval: TCP_INTERVAL }
+    }
 }
 
 /// Metrics with the same overrides. A metric that is in no entry is dropped.

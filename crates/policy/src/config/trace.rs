@@ -17,6 +17,8 @@ pub struct Tracing {
     pub max_path: usize,
     /// Each upstream attempt has a span of its own (`spawn_upstream_span`).
     pub tries: bool,
+    /// Forwarded requests get the trace context (the opposite of `no_context_propagation`).
+    pub propagates: bool,
     /// Provider that receives the spans.
     pub provider: TraceProvider,
 }

@@ -52,7 +52,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
     app::args::Common,
-    discovery::secrets::{CONTROL_PLANE, Issued, Mesh, OwnCertificate},
+    discovery::secrets::{CONTROL_PLANE, Issued, Mesh, OwnCertificate, secret_of_files},
 };
 
 /// Node metadata key that makes the control plane omit the filters that only Istio's build of Envoy has.
@@ -370,7 +370,7 @@ impl Drop for Folder {
     }
 }
 
-/// SDS server of the secrets `default` and `ROOTCA`.
+/// SDS server of the secrets `default` and `ROOTCA`, and of those with the names of files.
 struct SecretServer(watch::Receiver<Option<Arc<Issued>>>);
 
 #[tonic::async_trait]
@@ -453,7 +453,8 @@ fn resources(issued: &Issued, names: &[String]) -> Vec<Any> {
             trusted_ca: inline(&issued.roots_pem),
             ..CertificateValidationContext::default()
         })),
-        _ => None,
+        // Envoy itself reads the files.
+        name => secret_of_files(name)?.r#type,
     };
     let encode = |name: &String| {
         let secret = Secret { name: name.clone(), r#type: Some(secret(name)?) };

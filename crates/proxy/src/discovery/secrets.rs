@@ -40,6 +40,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
+pub(crate) use self::files::of_agent as secret_of_files;
 pub(crate) use self::own::{CONTROL_PLANE, Issued, Mesh, OwnCertificate, authorization};
 use crate::{
     discovery::remote::Remote,

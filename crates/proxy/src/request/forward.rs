@@ -302,7 +302,8 @@ impl RequestContext<'_> {
     ) -> Result<Rc<Host>, Error> {
         let avoided = retry.filter(|retry| retry.avoid_previous);
         let attempts = avoided.map_or(0, |retry| retry.host_selection_attempts);
-        let want = PickOptions { hash: plan.hash, avoid: tried, attempts };
+        let priority_frequency = retry.map_or(0, |retry| retry.priority_frequency);
+        let want = PickOptions { hash: plan.hash, avoid: tried, attempts, priority_frequency };
         let destination = self.exchange.downstream.origin.destination;
         pick::endpoint(&self.scope.worker.rng, &plan.pool, destination, want)
     }
@@ -535,7 +536,7 @@ fn prepare_upgrade(scope: &RequestScope<'_>, request: &mut RequestHead, wire: &W
 #[inline]
 fn set_metadata(scope: &RequestScope<'_>, request: &mut RequestHead, pool: &Pool, upstream: &Upstream) {
     let Some(exchange) = scope.manager.metadata_exchange else { return };
-    if upstream.link.introduced.get() || (exchange.skip_external && pool.cluster.service.is_none()) {
+    if upstream.link.introduced.get() || (exchange.skip_external && pool.cluster.is_external) {
         request.remove(METADATA);
         request.remove(METADATA_ID);
     } else {

@@ -144,7 +144,13 @@ impl<'a> Trace<'a> {
     /// Adds the trace context to the forwarded request, unless each attempt adds its own.
     pub(crate) fn inject(&self, head: &mut RequestHead) {
         if let Some(position) = self.position.as_ref().filter(|_| !self.tracing.tries) {
-            trace::inject(&position.context, position.form, self.tracing.provider.tracer, head);
+            self.propagate(&position.context, position.form, head);
+        }
+    }
+
+    fn propagate(&self, context: &SpanContext, form: ContextFormat, head: &mut RequestHead) {
+        if self.tracing.propagates {
+            trace::inject(context, form, self.tracing.provider.tracer, head);
         }
     }
 
@@ -156,7 +162,7 @@ impl<'a> Trace<'a> {
         }
         let id = worker.rng.borrow_mut().u64(1..);
         let context = trace::below(&position.context, id, position.context.sampled, false);
-        trace::inject(&context, position.form, self.tracing.provider.tracer, head);
+        self.propagate(&context, position.form, head);
         if context.sampled {
             let (start, began) = (SystemTime::now(), Instant::now());
             self.attempt = Some(AttemptSpan { context, start, began, retries: number.saturating_sub(1) });

@@ -14,7 +14,7 @@ use std::{
     rc::Rc,
     sync::Arc,
     task::{Context, Poll},
-    time::{Duration, Instant, SystemTime},
+    time::{Instant, SystemTime},
 };
 
 pub(crate) use self::{
@@ -47,9 +47,6 @@ use skysail_policy::{
     error::{self, Error, Flags, Kind, Side},
     record::{self, Record},
 };
-
-/// Interval at which the bytes of an open connection are counted.
-const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A connection to a server.
 pub(crate) type Server = (Stream, Rc<Link>);
@@ -132,7 +129,8 @@ impl<'a> TcpSession<'a> {
             if !self.is_counted && !tunnel.expects_greeting() {
                 self.count(self.counted);
             }
-            let report = earlier(proxy.stats.as_ref().map(|_| Instant::now() + REPORT_INTERVAL), last);
+            let report = proxy.stats.as_ref().map(|stats| Instant::now() + stats.tcp_interval);
+            let report = earlier(report, last);
             let check = || revalidate(worker, origin, link);
             let revoked = || self.admission.deadline(worker, check);
             let ended = tunnel.run(client, server, timer, proxy.idle_timeout, report, revoked).await;

@@ -30,7 +30,7 @@ use skysail_xds::envoy::pb::{
             },
         },
     },
-    google::protobuf::{Any, Struct, value::Kind},
+    google::protobuf::{Any, Struct, Value, value::Kind},
 };
 use skysail_xds::istio::{TCP_METADATA_EXCHANGE, TypedStruct};
 
@@ -97,6 +97,7 @@ pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<
         max_connection_duration: http.max_duration,
         keepalive: proto.upstream_connection_options.as_ref().and_then(keepalive),
         service: service(proto.metadata.as_ref()),
+        is_external: is_external(&proto),
         metadata_exchange: metadata_exchange(&proto.filters)?,
         proxy_protocol: proxy_protocol(&proto)?,
         locality_weighted: weighs_localities(&proto),
@@ -470,6 +471,13 @@ fn service(metadata: Option<&Metadata>) -> Option<Service> {
         labels.iter().find(|(name, _)| &**name == key).map(|(_, value)| &**value).unwrap_or_default().into()
     };
     Some(Service { host: get("host"), name: get("name"), namespace: get("namespace") })
+}
+
+/// Returns whether the endpoints are outside the mesh, as Istio's metadata exchange decides it.
+fn is_external(proto: &Proto) -> bool {
+    let metadata = || proto.metadata.as_ref()?.filter_metadata.get("istio")?.fields.get("external");
+    let is_marked = |value: &Value| value.kind == Some(Kind::BoolValue(true));
+    proto.name == "PassthroughCluster" || metadata().is_some_and(is_marked)
 }
 
 /// Returns whether the cluster has Istio's TCP metadata exchange, the only supported cluster filter.

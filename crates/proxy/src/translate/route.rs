@@ -26,7 +26,10 @@ use skysail_xds::envoy::pb::{
                 weighted_cluster::{ClusterWeight, cluster_weight},
             },
         },
-        extensions::path::r#match::uri_template::v3::UriTemplateMatchConfig,
+        extensions::{
+            path::r#match::uri_template::v3::UriTemplateMatchConfig,
+            retry::priority::previous_priorities::v3::PreviousPrioritiesConfig,
+        },
     },
     google::protobuf::{Duration as DurationProto, value::Kind as ValueKind},
 };
@@ -432,6 +435,19 @@ fn direct(proto: &DirectResponseAction) -> Result<DirectResponse> {
     Ok(DirectResponse { status: status_code(proto.status).at("status")?, body: body.into() })
 }
 
+/// Returns the number of attempts after which their priorities are avoided.
+fn priority_frequency(proto: &retry_policy::RetryPriority) -> Result<u32> {
+    let Some(retry_policy::retry_priority::ConfigType::TypedConfig(any)) = &proto.config_type else {
+        return Err(Reject::new("has no typed_config"));
+    };
+    if !type_name(any).ends_with(".PreviousPrioritiesConfig") {
+        return Err(super::unknown_type("retry priority", &proto.name, any));
+    }
+    let config: PreviousPrioritiesConfig = unpack(any)?;
+    u32::try_from(config.update_frequency)
+        .map_err(|_| Reject::new("must be positive").at_field("update_frequency"))
+}
+
 fn retry_policy(proto: &RetryProto) -> Result<RetryPolicy> {
     let statuses = proto.retriable_status_codes.iter().map(|&status| status_code(status));
     let mut avoid_previous = false;
@@ -444,6 +460,8 @@ fn retry_policy(proto: &RetryProto) -> Result<RetryPolicy> {
         }
         avoid_previous = true;
     }
+    let priorities = proto.retry_priority.as_ref();
+    let priority_frequency = priorities.map_or(Ok(0), priority_frequency).at("retry_priority")?;
     let backoff = proto.retry_back_off.as_ref();
     let base = match backoff.and_then(|backoff| backoff.base_interval.as_ref()) {
         Some(time) => duration(time).at("retry_back_off.base_interval")?,
@@ -463,6 +481,7 @@ fn retry_policy(proto: &RetryProto) -> Result<RetryPolicy> {
         per_try_timeout: timeout(proto.per_try_timeout.as_ref(), None).at("per_try_timeout")?,
         avoid_previous,
         host_selection_attempts: u32::try_from(proto.host_selection_retry_max_attempts).unwrap_or(0),
+        priority_frequency,
         statuses: statuses.collect::<Result<_>>().at("retriable_status_codes")?,
         answers: text::headers(&proto.retriable_headers).at("retriable_headers")?,
         requests: text::headers(&proto.retriable_request_headers).at("retriable_request_headers")?,

@@ -10,7 +10,7 @@ use skysail_xds::istio::StatsConfig;
 
 use super::{At as _, Reject, Result, access_log, duration};
 use skysail_policy::{
-    config::stats::{HTTP, MetricOverride, Stats, TCP},
+    config::stats::{HTTP, MetricOverride, Stats, TCP, TCP_INTERVAL},
     expression::Expression,
 };
 
@@ -35,12 +35,14 @@ pub(super) fn translate(proto: &StatsConfig, strict: bool) -> Result<Arc<Stats>>
     let time = |proto: Option<_>, name| proto.map_or(Ok(Duration::ZERO), |time| duration(time).at(name));
     let expiry = time(proto.rotation_interval.as_ref(), "rotation_interval")?
         + time(proto.graceful_deletion_interval.as_ref(), "graceful_deletion_interval")?;
+    let interval = time(proto.tcp_reporting_duration.as_ref(), "tcp_reporting_duration")?;
     // Without rotation the expiry interval is meaningless.
     let rotates = proto.rotation_interval.is_some() && !expiry.is_zero();
     Ok(Arc::new(Stats {
         http: changes(proto, &HTTP, &compiled),
         tcp: changes(proto, &TCP, &compiled),
         expiry: rotates.then_some(expiry),
+        tcp_interval: Some(interval).filter(|interval| !interval.is_zero()).unwrap_or(TCP_INTERVAL),
     }))
 }
 

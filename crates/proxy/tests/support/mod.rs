@@ -433,6 +433,7 @@ pub(crate) fn retries(retries: u32) -> Arc<RetryPolicy> {
         per_try_timeout: None,
         avoid_previous: true,
         host_selection_attempts: 5,
+        priority_frequency: 0,
         statuses: vec![],
         answers: vec![],
         requests: vec![],

@@ -49,7 +49,7 @@ const SYSTEM_FILES: [&str; 5] = [
 ];
 
 /// Returns the secret that Istio's agent has under a name with file names; `None` for another name.
-pub(super) fn of_agent(name: &str) -> Option<Secret> {
+pub(crate) fn of_agent(name: &str) -> Option<Secret> {
     let file = |path: &str| {
         Some(DataSource { specifier: Some(Specifier::Filename(path.to_owned())), ..DataSource::default() })
     };
