@@ -118,6 +118,7 @@ mod tests {
             dropped,
         ];
         let stats = translate(&StatsConfig { metrics, ..StatsConfig::default() }, true).unwrap();
+        assert_eq!(stats.tcp_interval, TCP_INTERVAL);
         let settings: Vec<_> = stats
             .http
             .iter()

@@ -1,0 +1,119 @@
+//! DestinationRule: TLS with certificates in files, for `skysail-proxy`, and without files for a real Envoy.
+
+use std::{fs, path::Path};
+
+use rcgen::{
+    CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DistinguishedName, DnType, IsCa,
+    KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
+};
+
+use crate::{CLIENTS, get, mesh_with, pools_connections::address, wait};
+
+const RULES: &str = include_str!("pools_tls.yaml");
+/// Serial number of the server's certificate.
+const SERIAL: u64 = 4711;
+
+type Issuer = CertifiedIssuer<'static, KeyPair>;
+
+fn named(name: &str) -> DistinguishedName {
+    let mut subject = DistinguishedName::new();
+    subject.push(DnType::CommonName, name);
+    subject
+}
+
+fn issuer(name: &str) -> Issuer {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = named(name);
+    params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+}
+
+/// Returns a certificate and its key.
+fn member(issuer: &Issuer, name: &str, serial: u64) -> (String, String) {
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+    params.distinguished_name = named(&format!("member {name}"));
+    params.serial_number = Some(SerialNumber::from(serial));
+    (params.signed_by(&key, issuer).unwrap().pem(), key.serialize_pem())
+}
+
+/// Returns a list of one revoked certificate.
+fn revocations(issuer: &Issuer, serial: u64) -> String {
+    let revoked = RevokedCertParams {
+        serial_number: SerialNumber::from(serial),
+        revocation_time: date_time_ymd(2020, 1, 1),
+        reason_code: None,
+        invalidity_date: None,
+    };
+    let list = CertificateRevocationListParams {
+        this_update: date_time_ymd(2020, 1, 1),
+        next_update: date_time_ymd(2100, 1, 1),
+        crl_number: SerialNumber::from(1),
+        issuing_distribution_point: None,
+        revoked_certs: vec![revoked],
+        key_identifier_method: KeyIdMethod::Sha256,
+    };
+    list.signed_by(issuer).unwrap().pem().unwrap()
+}
+
+/// Writes the files that the rules name, and returns the Secret of the servers.
+fn write_files(folder: &Path) -> String {
+    let (root, other) = (issuer("root"), issuer("other"));
+    let write = |name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
+    write("root.crt", &root.pem());
+    write("other.crt", &other.pem());
+    for (name, issuer) in [("member", &root), ("stranger", &other)] {
+        let (chain, key) = member(issuer, name, 1);
+        write(&format!("{name}.crt"), &chain);
+        write(&format!("{name}.key"), &key);
+    }
+    write("revoked.crl", &revocations(&root, SERIAL));
+    write("unrevoked.crl", &revocations(&root, SERIAL + 1));
+    let (chain, key) = member(&root, "server.example", SERIAL);
+    let block = |text: &str| text.lines().map(|line| format!("    {line}\n")).collect::<String>();
+    let entries = [("tls.crt", chain), ("tls.key", key), ("ca.crt", root.pem())];
+    let entries = entries.map(|(name, text)| format!("  {name}: |\n{}", block(&text))).concat();
+    format!(
+        "---\napiVersion: v1\nkind: Secret\nmetadata: {{name: edge, namespace: shop}}\nstringData:\n{entries}"
+    )
+}
+
+fn entry(host: &str, address: &str, port: u16) -> String {
+    format!(
+        "---\napiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: {host}, namespace: shop}}\n\
+         spec: {{hosts: [{host}.example.com], location: MESH_EXTERNAL, resolution: STATIC, \
+         endpoints: [{{address: {address}}}], \
+         ports: [{{number: 80, name: http, protocol: HTTP, targetPort: {port}}}]}}\n"
+    )
+}
+
+#[test]
+fn certificates_are_in_files() {
+    const HOSTS: [(&str, u16, u16); 9] = [
+        ("trusted", 8443, 298),
+        ("distrusted", 8443, 503),
+        ("unverified", 8443, 298),
+        ("verified", 8443, 503),
+        ("revoked", 8443, 503),
+        ("unrevoked", 8443, 298),
+        ("member", 8444, 298),
+        ("stranger", 8444, 503),
+        ("anonymous", 8444, 503),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let secret = write_files(folder.path());
+    let rules = RULES.replace("FOLDER", &folder.path().to_string_lossy());
+    let mesh = mesh_with(&[rules, secret].concat(), &["shop/by-envoy"]).ready();
+    let edge = address(&mesh, "edge");
+    let entries: String = HOSTS.iter().map(|(host, port, _)| entry(host, &edge, *port)).collect();
+    mesh.put("entries.yaml", &entries);
+    for (host, _, status) in HOSTS {
+        let texts: &[&str] = if status == 503 { &["upstream connect error"] } else { &[] };
+        // Nobody reads files for an Envoy.
+        let clients = if host == "unverified" { &CLIENTS[..] } else { &CLIENTS[..1] };
+        for client in clients {
+            wait(&mesh, client, &get(&format!("http://{host}.example.com/"), status, texts));
+        }
+    }
+}
