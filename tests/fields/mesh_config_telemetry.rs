@@ -2,7 +2,7 @@
 
 use skysail_testkit::{Mesh, eventually};
 
-use crate::{check, get, mesh_config_collector::Collector, mesh_with, wait, wait_logged, with};
+use crate::{CLIENTS, check, get, mesh_config_collector::Collector, mesh_with, wait, wait_logged, with};
 
 const RULES: &str = include_str!("mesh_config_telemetry.yaml");
 /// Clients and servers; the sidecars of a pair are of one kind.
