@@ -185,7 +185,11 @@ fn a_service_is_added_and_removed_with_its_file() {
             let answer = mesh.call("front", url, &[]);
             if answer.status.is_none() { Ok(()) } else { Err(format!("{answer:?}")) }
         });
-        assert_eq!(mesh.pods("warehouse"), (0, 0));
+        // The pod ends after its connections.
+        eventually("the pod is gone", || {
+            let pods = mesh.pods("warehouse");
+            if pods == (0, 0) { Ok(()) } else { Err(format!("{pods:?}")) }
+        });
     }
 }
 
