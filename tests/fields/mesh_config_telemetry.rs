@@ -71,7 +71,7 @@ fn metrics(mesh: &Mesh) {
     let counted = || {
         let before = count();
         (0..5).for_each(|_| check(mesh, &[client], &[get("http://ours/", 200, &[])]));
-        count() - before
+        count().saturating_sub(before)
     };
     eventually("requests are counted", || if counted() > 0 { Ok(()) } else { Err(String::new()) });
     mesh.edit("rules.yaml", "metrics: [own-metrics]", "metrics: []");

@@ -66,7 +66,7 @@ fn new_endpoints_are_warmed_up() {
             mesh.put("entries.yaml", &entries(&HOSTS, &[&one, &two]));
             HOSTS.iter().for_each(|host| wait_members(&mesh, client, host, 2));
             let [slow, old, high, steep] = HOSTS.map(|host| share(&mesh, client, host, ""));
-            let is_it = slow <= MANY / 8 && old <= MANY / 6 && high >= MANY / 3 && steep >= MANY / 3;
+            let is_it = slow <= MANY / 4 && old <= MANY / 4 && high >= MANY / 3 && steep >= MANY / 3;
             if is_it { Ok(()) } else { Err(format!("{slow} {old} {high} {steep} of {MANY}")) }
         });
     }

@@ -61,7 +61,7 @@ fn connections_have_further_limits() {
         wait(&mesh, client, &late);
 
         let connections = ["one-stream", "many-streams"].map(|host| {
-            let path = format!("/{host}/{client}?delay=700ms");
+            let path = format!("/{host}/{client}?delay=3s");
             let report = load(&mesh, client, &format!("http://{host}{path}"), "4", "4");
             assert_eq!(report.status.get(&200), Some(&4), "{client} {host}: {report:?}");
             peers(&mesh, &path, 4)
@@ -160,8 +160,8 @@ fn connections_are_probed() {
             });
             signal(&mesh, program(&mesh, "freezing", "proxy"), "STOP");
             let answer = call.join().unwrap();
-            assert_eq!(answer.status, Some(503), "{client}: {answer:?}");
             signal(&mesh, program(&mesh, "freezing", "proxy"), "CONT");
+            assert_eq!(answer.status, Some(503), "{client}: {answer:?}");
         });
         wait(&mesh, client, &get("http://frozen/", 200, &["\"pod\""]));
     }

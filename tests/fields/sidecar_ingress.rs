@@ -61,10 +61,10 @@ fn ports_have_connections_of_their_own() {
         }
 
         // Each of these requests has a connection if it has one stream.
-        let report = mesh.load(CLIENT, &[&url(server, 9007, "?delay=700ms"), "-n", "4", "-c", "4"]).finish();
+        let report = mesh.load(CLIENT, &[&url(server, 9007, "?delay=3s"), "-n", "4", "-c", "4"]).finish();
         assert_eq!(report.status.get(&200), Some(&4), "{report:?}");
         assert_eq!(inbound(&mesh, server, 9007, "upstream_cx_total"), 4, "{server}");
-        let report = mesh.load(CLIENT, &[&url(server, 9008, "?delay=700ms"), "-n", "4", "-c", "4"]).finish();
+        let report = mesh.load(CLIENT, &[&url(server, 9008, "?delay=3s"), "-n", "4", "-c", "4"]).finish();
         assert_eq!(report.status.get(&200), Some(&4), "{report:?}");
         assert!(inbound(&mesh, server, 9008, "upstream_cx_total") < 4, "{server}");
 
@@ -152,8 +152,9 @@ fn connections_to_the_workload_are_probed() {
                 }
             });
             signal(&mesh, workload, "STOP");
-            assert_eq!(call.join().unwrap(), Some(503), "{server}");
+            let status = call.join().unwrap();
             signal(&mesh, workload, "CONT");
+            assert_eq!(status, Some(503), "{server}");
         });
         wait(&mesh, CLIENT, &get(&url(server, 9008, ""), 200, &[server]));
     }

@@ -34,13 +34,12 @@ const MAX_VALIDATED: usize = 2;
 /// Configurations that a proxy refuses, with a part of Envoy's error and of that of `skysail-proxy`; empty for a proxy
 /// that accepts them. The resources are those that a plain Envoy is sent: for `skysail-proxy`, the control plane leaves
 /// out some of these fields. The recorded scenarios have texts in the place of keys.
-const REFUSED: [(&str, &str, &str); 13] = [
+const REFUSED: [(&str, &str, &str); 12] = [
     ("tasks-access-logs", "", "only connections without a filter chain are logged"),
     ("filter-mapped-addresses", "", "represent_ipv4_remote_address_as_ipv4_mapped_ipv6"),
     ("istiod-j2-ingress-gateway-tls", "NO_START_LINE", "private key"),
     ("istiod-l-tcp", "", "mongo_proxy"),
     ("istiod-m-telemetry", "", "filter_state_objects_to_log"),
-    ("istiod-o-virtualservice-features", "", "previous_priorities"),
     ("istiod-p-gateway-tls", "NO_START_LINE", "TLSv1_1 is not supported"),
     ("istiod-s-envoyfilter", "must be the last filter", "suppress_envoy_headers"),
     ("istiod-t-telemetry-kinds", "", "filter_state_objects_to_log"),

@@ -147,7 +147,8 @@ impl PickState {
         rng: &mut fastrand::Rng,
     ) -> bool {
         let frequency = want.priority_frequency as usize;
-        if frequency == 0 || want.avoid.len() < frequency {
+        // As in Envoy, a hash alone decides about the endpoint.
+        if frequency == 0 || want.avoid.len() < frequency || self.hashed.is_some() {
             return false;
         }
         let mut census: Vec<_> = endpoints.priorities.iter().map(census).collect();
@@ -156,9 +157,12 @@ impl PickState {
             return false;
         }
         if self.unused.as_ref().is_none_or(|(known, _)| *known != used) {
+            let whole = loads(cluster, endpoints, &census);
             let avoided = census.iter_mut().zip(&used).filter(|(_, used)| **used);
             avoided.for_each(|(census, _)| *census = EndpointCounts::default());
-            let loads = loads(cluster, endpoints, &census);
+            let mut loads = priorities::loads(&census, endpoints.overprovisioning as usize, 0);
+            // Whether a priority panics does not depend on the attempts.
+            loads.iter_mut().zip(whole).for_each(|(load, whole)| load.panic = whole.panic);
             self.unused = Some((used, groups(cluster, endpoints, &loads, rng)));
         }
         true
@@ -347,8 +351,10 @@ fn used_priorities<'a>(
         for (used, list) in used.iter_mut().zip(&endpoints.priorities) {
             *used |= list.iter().any(|one| addresses.contains(&one.address));
         }
-        let is_left =
-            |(census, used): (&EndpointCounts, &bool)| !used && census.healthy + census.degraded > 0;
+        let overprovisioning = endpoints.overprovisioning as usize;
+        let is_left = |(census, used): (&EndpointCounts, &bool)| {
+            !used && census.percentages(overprovisioning).iter().any(|part| *part > 0)
+        };
         if !census.iter().zip(&used).any(is_left) {
             used.fill(false);
         }

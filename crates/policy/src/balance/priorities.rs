@@ -14,6 +14,16 @@ pub struct EndpointCounts {
     pub degraded: usize,
 }
 
+impl EndpointCounts {
+    /// Returns how much of the load the healthy and the degraded endpoints can carry, in percent.
+    pub(super) fn percentages(&self, overprovisioning: usize) -> [usize; 2] {
+        [self.healthy, self.degraded].map(|part| match self.counted {
+            0 => 0,
+            counted => (overprovisioning * part / counted).min(100),
+        })
+    }
+}
+
 /// Share of a priority in the load, in percent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
@@ -27,12 +37,9 @@ pub struct Load {
 
 /// Returns the shares of all priorities. `overprovisioning` and `panic_threshold` are in percent.
 pub fn loads(priorities: &[EndpointCounts], overprovisioning: usize, panic_threshold: usize) -> Vec<Load> {
-    let part = |census: &EndpointCounts, of: usize| match census.counted {
-        0 => 0,
-        counted => (overprovisioning * of / counted).min(100),
-    };
-    let healthy: Vec<_> = priorities.iter().map(|census| part(census, census.healthy)).collect();
-    let degraded: Vec<_> = priorities.iter().map(|census| part(census, census.degraded)).collect();
+    let percentages = || priorities.iter().map(|census| census.percentages(overprovisioning));
+    let healthy: Vec<_> = percentages().map(|[healthy, _]| healthy).collect();
+    let degraded: Vec<_> = percentages().map(|[_, degraded]| degraded).collect();
     let available = (healthy.iter().sum::<usize>() + degraded.iter().sum::<usize>()).min(100);
     let mut loads = vec![Load::default(); priorities.len()];
     if available > 0 {

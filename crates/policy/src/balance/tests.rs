@@ -260,7 +260,7 @@ fn priorities_of_earlier_attempts_are_avoided() {
         (2, &[1, 1, 2], 2),
         (2, &[1, 1, 2, 2], 3),
     ];
-    for balancer in [Balancer::RoundRobin, RING, Balancer::Maglev(101)] {
+    for balancer in [Balancer::RoundRobin, LEAST, Balancer::Random] {
         let (mut state, mut rng) = (PickState::default(), fastrand::Rng::with_seed(5));
         for (priority_frequency, tried, next) in expected {
             let avoid: Vec<_> = tried.iter().map(|last| SocketAddr::from(([127, 0, 1, *last], 9))).collect();
@@ -269,6 +269,19 @@ fn priorities_of_earlier_attempts_are_avoided() {
             assert_eq!(last(picked), next, "{balancer:?} {priority_frequency} {tried:?}");
         }
     }
+}
+
+#[test]
+fn retries_in_another_priority_use_its_healthy_endpoints() {
+    let endpoints = states(&["hh", "huu"], &[]);
+    let cluster = Cluster { panic_threshold: 50, ..cluster(Balancer::RoundRobin) };
+    let (mut state, mut rng) = (PickState::default(), fastrand::Rng::with_seed(5));
+    let avoid = [SocketAddr::from(([127, 0, 1, 1], 9))];
+    for _ in 0..20 {
+        let want = PickOptions { avoid: &avoid, priority_frequency: 1, ..PickOptions::default() };
+        assert_eq!(last(pick(&cluster, &endpoints, &mut state, |_| 0, want, &mut rng).unwrap()), 3);
+    }
+    assert!(!state.has_panicked());
 }
 
 /// Endpoints to which Envoy 1.40 sent requests with the headers `x-key: key-0` and so on; by endpoint, 127.0.1.1:9 to

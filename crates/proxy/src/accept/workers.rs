@@ -319,6 +319,8 @@ async fn execute(
             }
             Command::Drain(drain, answer) => {
                 begin_drain(worker, sockets, drain);
+                // The connections that were queued are counted before the answer.
+                tokio::task::yield_now().await;
                 let _ = answer.send(());
             }
             // The wait must not block other commands: outbound listeners need the newest endpoints until the end.

@@ -54,6 +54,11 @@ impl Snapshot {
 }
 
 impl Snapshots {
+    /// Makes the next client take a new snapshot.
+    pub(super) async fn expire(&self) {
+        self.0.lock().await.clear();
+    }
+
     /// Returns a snapshot younger than `fresh` that is still being written to another client, or takes a new
     /// one.
     async fn current(&self, fresh: Duration, take: impl Future<Output = Metrics>) -> Arc<Snapshot> {

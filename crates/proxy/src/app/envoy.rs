@@ -21,7 +21,7 @@ use skysail_xds::{
     Kind,
     envoy::pb::{
         envoy::{
-            config::core::v3::{DataSource, data_source::Specifier},
+            config::core::v3::{DataSource, WatchedDirectory, data_source::Specifier},
             extensions::transport_sockets::tls::v3::{
                 CertificateValidationContext, Secret, TlsCertificate, secret,
             },
@@ -453,14 +453,28 @@ fn resources(issued: &Issued, names: &[String]) -> Vec<Any> {
             trusted_ca: inline(&issued.roots_pem),
             ..CertificateValidationContext::default()
         })),
-        // Envoy itself reads the files.
-        name => secret_of_files(name)?.r#type,
+        name => secret_of_files(name)?.r#type.map(watched),
     };
     let encode = |name: &String| {
         let secret = Secret { name: name.clone(), r#type: Some(secret(name)?) };
         Some(Any { type_url: Kind::Secret.url().to_owned(), value: secret.to_vec() })
     };
     names.iter().filter_map(encode).collect()
+}
+
+/// Lets Envoy, which reads the files of a secret itself, read them again after a change in their folder.
+fn watched(mut content: secret::Type) -> secret::Type {
+    let folder = |file: Option<&DataSource>| {
+        let Some(Specifier::Filename(path)) = file?.specifier.as_ref() else { return None };
+        let path = Path::new(path).parent()?.to_string_lossy().into_owned();
+        Some(WatchedDirectory { path, ..WatchedDirectory::default() })
+    };
+    match &mut content {
+        secret::Type::TlsCertificate(of) => of.watched_directory = folder(of.certificate_chain.as_ref()),
+        secret::Type::ValidationContext(of) => of.watched_directory = folder(of.trusted_ca.as_ref()),
+        _ => {}
+    }
+    content
 }
 
 #[cfg(test)]

@@ -219,7 +219,7 @@ fn log_format(proto: &SubstitutionFormatString) -> Result<LogFormat> {
     }
 }
 
-/// Translates a text format. As in Envoy, `omits_empty` has no effect on JSON.
+/// Translates a text format. JSON has `null` for an operator without a value, and `-` within longer texts.
 fn text_format(text: &str, omits_empty: bool) -> Result<LogFormat> {
     let empty: &[u8] = if omits_empty { b"" } else { b"-" };
     Ok(LogFormat::Text(text::format(text)?, empty))

@@ -444,8 +444,8 @@ fn priority_frequency(proto: &retry_policy::RetryPriority) -> Result<u32> {
         return Err(super::unknown_type("retry priority", &proto.name, any));
     }
     let config: PreviousPrioritiesConfig = unpack(any)?;
-    u32::try_from(config.update_frequency)
-        .map_err(|_| Reject::new("must be positive").at_field("update_frequency"))
+    let frequency = u32::try_from(config.update_frequency).ok().filter(|frequency| *frequency > 0);
+    frequency.ok_or_else(|| Reject::new("must be positive").at_field("update_frequency"))
 }
 
 fn retry_policy(proto: &RetryProto) -> Result<RetryPolicy> {

@@ -14,6 +14,9 @@ use skysail_policy::{
     expression::Expression,
 };
 
+/// Minimum interval at which the bytes of open connections are counted. Each time costs CPU for each connection.
+const MIN_TCP_INTERVAL: Duration = Duration::from_millis(100);
+
 /// Translates Istio's filter, the same for requests and connections.
 pub(super) fn translate(proto: &StatsConfig, strict: bool) -> Result<Arc<Stats>> {
     let mut compiled = HashMap::new();
@@ -42,7 +45,7 @@ pub(super) fn translate(proto: &StatsConfig, strict: bool) -> Result<Arc<Stats>>
         http: changes(proto, &HTTP, &compiled),
         tcp: changes(proto, &TCP, &compiled),
         expiry: rotates.then_some(expiry),
-        tcp_interval: Some(interval).filter(|interval| !interval.is_zero()).unwrap_or(TCP_INTERVAL),
+        tcp_interval: if interval.is_zero() { TCP_INTERVAL } else { interval.max(MIN_TCP_INTERVAL) },
     }))
 }
 
@@ -135,6 +138,19 @@ mod tests {
         let all = MetricConfig { drop: true, ..MetricConfig::default() };
         let stats = translate(&StatsConfig { metrics: vec![all], ..StatsConfig::default() }, true).unwrap();
         assert!(stats.http.len() == 1 && stats.http[0].metrics == 0 && stats.tcp[0].metrics == 0);
+    }
+
+    #[test]
+    fn connections_are_not_counted_too_often() {
+        let interval = |seconds, nanos| {
+            let tcp_reporting_duration = Some(DurationProto { seconds, nanos });
+            translate(&StatsConfig { tcp_reporting_duration, ..StatsConfig::default() }, true)
+                .unwrap()
+                .tcp_interval
+        };
+        assert_eq!(interval(0, 0), TCP_INTERVAL);
+        assert_eq!(interval(0, 1), MIN_TCP_INTERVAL);
+        assert_eq!(interval(7, 0), Duration::from_secs(7));
     }
 
     #[test]
