@@ -178,7 +178,7 @@ impl Publisher {
             if !is_start {
                 state.object_generations.change(&applied);
             }
-            (before, applied, is_start.then_some(state.fingerprints.len()))
+            (before, applied, is_start.then_some(state.arrived_files()))
         };
         let has_changed = !applied.is_empty();
         self.record_changes(files_at_start, &applied);
@@ -190,6 +190,7 @@ impl Publisher {
             let generation = state.generation;
             state.object_generations.publish(generation, &applied);
         }
+        self.write().publish_files();
         // Proxies do not wait for the validation.
         let descriptions =
             if has_changed { self.validate(applied, &before, files_at_start.is_some()) } else { Vec::new() };

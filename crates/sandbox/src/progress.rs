@@ -98,10 +98,10 @@ async fn page<T: for<'a> Deserialize<'a>>(control: SocketAddr, path: &str) -> Op
     }
 }
 
-/// Waits until all proxies have answered. Two results in a row must say so, because a push may be about to start.
+/// Waits until all proxies have answered. Three results in a row must say so, because a push may be about to start.
 pub(crate) async fn wait_until_answered(control: SocketAddr, folder: &Path, pods: &[PodState]) {
     let mut results = 0;
-    while results < 2 {
+    while results < 3 {
         sleep(INTERVAL).await;
         let progress = query(control, folder, pods.iter()).await;
         results = if progress == Progress::UnderWay { 0 } else { results + 1 };

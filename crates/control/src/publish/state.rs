@@ -34,8 +34,10 @@ pub(super) struct State {
     /// Last published changes of the configuration.
     pub(super) change_log: ChangeLog,
     pub(super) platform: Arc<Platform>,
-    /// Files in use, with the fingerprints of their texts.
+    /// Files of the published configuration, with the fingerprints of their texts.
     pub(super) fingerprints: BTreeMap<String, u64>,
+    /// Files whose changes are not published yet, with the fingerprints of their texts; `None` for a deleted file.
+    arrived: Vec<(String, Option<u64>)>,
     /// Files that cannot be read, with the reasons.
     pub(super) unreadable: BTreeMap<String, String>,
     /// Findings about the World. Each view has its own findings.
@@ -84,6 +86,21 @@ impl State {
         Self { files, world, ..Self::default() }
     }
 
+    /// Notes that the changes of all files that have arrived are published.
+    pub(super) fn publish_files(&mut self) {
+        for (path, fingerprint) in std::mem::take(&mut self.arrived) {
+            match fingerprint {
+                Some(fingerprint) => _ = self.fingerprints.insert(path, fingerprint),
+                None => _ = self.fingerprints.remove(&path),
+            }
+        }
+    }
+
+    /// Returns the number of files whose changes are not published yet.
+    pub(super) fn arrived_files(&self) -> usize {
+        self.arrived.len()
+    }
+
     /// Applies changed files with their parsed contents. Returns the changes of the World.
     pub(super) fn apply_files(
         &mut self,
@@ -95,7 +112,7 @@ impl State {
             self.unreadable.remove(&path);
             let changes = match (state, parsed) {
                 (FileState::Text(text), Ok(parsed)) => {
-                    self.fingerprints.insert(path.clone(), fingerprint(&text));
+                    self.arrived.push((path.clone(), Some(fingerprint(&text))));
                     self.files.take(layer, &path, parsed)
                 }
                 (FileState::Text(_), Err(panic)) => {
@@ -104,7 +121,7 @@ impl State {
                     continue;
                 }
                 (FileState::Deleted, _) => {
-                    self.fingerprints.remove(&path);
+                    self.arrived.push((path.clone(), None));
                     self.files.remove(layer, &path)
                 }
                 (FileState::Unreadable(reason), _) => {
@@ -160,5 +177,25 @@ impl State {
         self.scopes.clear();
         self.identities.clear();
         self.declared_views = DeclaredViews::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_listed_once_its_changes_are_published() {
+        let mut state = State::default();
+        let change = |state| FileChange { layer: 0, path: "a.yaml".into(), state };
+        let text = change(FileState::Text(String::new()));
+        state.apply_files(vec![text], vec![Ok(Parsed::default())]);
+        assert!(state.fingerprints.is_empty() && state.arrived_files() == 1);
+        state.publish_files();
+        assert!(state.fingerprints.contains_key("a.yaml") && state.arrived_files() == 0);
+        state.apply_files(vec![change(FileState::Deleted)], vec![Ok(Parsed::default())]);
+        assert_eq!(state.fingerprints.len(), 1);
+        state.publish_files();
+        assert!(state.fingerprints.is_empty());
     }
 }
