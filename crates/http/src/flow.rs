@@ -127,8 +127,8 @@ impl Flow {
         self.read
     }
 
-    /// Returns whether the whole body has arrived, even if a part waits to be read. The end of chunks is known once it has
-    /// been read.
+    /// Returns whether the whole body has arrived, even if a part waits to be read. The end of chunks is known only
+    /// after they have been read.
     #[inline]
     pub fn has_arrived(&self, from: &Wire) -> bool {
         self.read

@@ -138,7 +138,8 @@ impl PickState {
         self.warm = warm(cluster, endpoints);
     }
 
-    /// Prepares the groups of the priorities that earlier attempts have not used. Returns false if all are selected from.
+    /// Prepares the groups of the priorities that earlier attempts have not used. Returns false if there is nothing to
+    /// avoid.
     fn avoid_priorities(
         &mut self,
         cluster: &Cluster,

@@ -263,7 +263,7 @@ async fn drain_listeners(State(admin): State<Arc<Admin>>, Query(options): Option
     let directions = if inbound_only { &[Direction::Inbound] } else { Direction::ALL };
     let drain = Drain { directions, close: !graceful && !skip_exit, timeout: drain_time };
     admin.workers.begin_drain(drain).await;
-    // Whoever waits for the end of the connections must not read an earlier count.
+    // A client that waits for the end of the connections must not read a count from before the drain.
     admin.snapshots.expire().await;
     if graceful && !skip_exit {
         let workers = Arc::clone(&admin.workers);
