@@ -103,7 +103,7 @@ pub fn pick<'a>(
     rng: &mut fastrand::Rng,
 ) -> Option<&'a Arc<Endpoint>> {
     state.follow(cluster, endpoints, rng);
-    let avoids_priorities = state.avoid_priorities(cluster, endpoints, want, rng);
+    let avoids_priorities = want.priority_frequency > 0 && state.avoid_priorities(cluster, endpoints, want, rng);
     let mut attempt = 0;
     loop {
         let of = (want.hash, attempt, avoids_priorities);
@@ -140,6 +140,7 @@ impl PickState {
 
     /// Prepares the groups of the priorities that earlier attempts have not used. Returns false if there is nothing to
     /// avoid.
+    #[cold]
     fn avoid_priorities(
         &mut self,
         cluster: &Cluster,
