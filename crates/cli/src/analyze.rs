@@ -40,11 +40,11 @@ pub(crate) struct AnalyzeArgs {
     /// Lowest severity that makes the exit code 1.
     #[arg(long, value_enum, default_value_t)]
     fail_on: Threshold,
-    /// Findings to leave out: a code of Skysail or istioctl, for all objects or for KIND NAME.NAMESPACE (* stands for
-    /// any text), such as "SKY0613=Gateway *.edge"; may be given several times.
+    /// Code of Skysail or istioctl whose findings are left out. KIND NAME.NAMESPACE restricts this to an object; *
+    /// stands for any text, such as in "SKY0613=Gateway *.edge". May be given several times.
     #[arg(long, value_name = "CODE[=KIND NAME.NAMESPACE]")]
     suppress: Vec<Suppression>,
-    /// Print the page of a code: meaning, example and fix.
+    /// Print the documentation of a code: meaning, example and fix.
     #[arg(long, value_name = "CODE", conflicts_with_all = ["paths", "filenames"])]
     explain: Option<String>,
 }
@@ -144,8 +144,8 @@ impl Threshold {
     }
 }
 
-/// Prints the findings, notes only with `--fail-on info`: a line with place, object, field and code, then reason and
-/// remedy.
+/// Prints the findings: a line with severity, code, place, object and field, then the message and the remedy. Notes are
+/// printed only with `--fail-on info`.
 fn print(result: &CheckResult, suppressed: usize, fail_on: Threshold) -> anyhow::Result<()> {
     let shown = |finding: &&Diagnostic| finding.severity != Severity::Info || fail_on == Threshold::Info;
     for finding in result.findings.iter().filter(shown) {
@@ -194,7 +194,8 @@ fn shorten(findings: &mut [Diagnostic]) {
     }
 }
 
-/// Returns the section of the page about a code, named by its number, its name, or a code of `istioctl`.
+/// Returns the section of the page about a code, named by its number, its name, or a code of `istioctl`. If a code of
+/// `istioctl` stands for several codes, returns the list of these.
 fn explain(text: &str) -> anyhow::Result<String> {
     let of_istio = |code: &&Code| code.istio().iter().any(|istio| istio.eq_ignore_ascii_case(text));
     let codes: Vec<Code> = match text.parse() {

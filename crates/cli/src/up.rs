@@ -46,20 +46,21 @@ use crate::{
 Each pod of a workload gets a network namespace with an IP address, its processes and a sidecar. Services have virtual \
 IP addresses, names resolve as in a cluster, and all connections pass through the sidecars. --image names the program \
 for an image; for other images an echo server runs. Files are watched: edits take effect while the mesh runs. \
-The machine's own configuration is not changed, and at the end nothing of the mesh is left.\n\n\
+The machine's own configuration is not changed. At the end, everything that the mesh created is removed, except the \
+logs of an unhealthy mesh.\n\n\
 On the host, -p 8080:web:80 forwards port 8080 to port 80 of the Service (or workload) web, as plain text from outside of the mesh. \
 Services of type LoadBalancer or NodePort are published without it. Sidecars log requests: `skysail logs WORKLOAD -c \
 proxy`. `accessLogFile: \"\"` in the mesh configuration (ConfigMap istio in istio-system), or \
 --control-arg=--default-access-log= turns that off.\n\n\
-A mesh is healthy if every workload is ready, the configuration has no errors, and at least 99 % of the requests on \
-every edge succeed. Status 4xx is not a failure; 403 is counted as denied. The exit code is 0 if the mesh was healthy \
-when it ended, by --for or by Ctrl-C, 1 if it was not, and 2 if it could not be run.\n\n\
+A mesh is healthy if every workload is ready, the configuration has no errors, and at least 99 % of the requests \
+between each pair of workloads succeed. Status 4xx is not a failure; 403 is counted as denied. The exit code is 0 if \
+the mesh was healthy when it ended, by --for or by Ctrl-C, 1 if it was not, and 2 if it could not be run.\n\n\
 Files without a workload, such as routing rules alone, are checked and nothing is run.")]
 pub(crate) struct UpArgs {
     /// Folders or files of Kubernetes and Istio YAML; - is standard input, as in `kustomize build DIR | skysail up -`.
     #[arg(required = true, value_name = "PATH")]
     config: Vec<PathBuf>,
-    /// Name of the mesh, for `skysail exec` and others [default: the name of the first path].
+    /// Name of the mesh, for `skysail exec` and other commands [default: the name of the first path].
     #[arg(long)]
     name: Option<String>,
     /// Program to run for an image, with or without a tag: acme/shop=./shop. May be given several times. The
@@ -118,8 +119,9 @@ struct Inside {
     ready_within: Duration,
 }
 
-/// Interval at which the table is redrawn.
+/// Minimum interval between two polls of the mesh. The table is redrawn after each poll.
 const REDRAW: Duration = Duration::from_secs(1);
+/// Minimum interval between two polls, for each pod.
 const POLL_PER_POD: Duration = Duration::from_millis(20);
 /// Interval and limit of the wait for the sidecars' acknowledgement of their configuration. The wait begins
 /// when all pods are ready.
@@ -442,7 +444,7 @@ impl Monitor {
         self.draw()
     }
 
-    /// Prints the command of a first request, once, if no workload has sent requests since the mesh was ready.
+    /// Prints an example of `skysail call`, once, if the sidecars have seen no request since the mesh was ready.
     fn hint(&mut self, state: &State) -> anyhow::Result<()> {
         let quiet = self.ready.is_some_and(|ready| ready.elapsed() > HINT_AFTER);
         if self.hinted || !quiet {
@@ -547,7 +549,7 @@ impl Monitor {
         Ok(exit::of(healthy))
     }
 
-    /// Problems other than errors of the configuration.
+    /// Returns the problems other than errors of the configuration.
     fn problems(&self, state: &State, edges: &[Edge]) -> Vec<String> {
         let mut problems = Vec::new();
         if state.pods.is_empty() {

@@ -1,9 +1,10 @@
 //! The control plane from start to end.
 //!
 //! 1. [`run`] confines the process, starts the log and the runtime.
-//! 2. [`ControlPlane::open`] reads the configuration and the authority, and waits for the first DNS lookups.
+//! 2. [`ControlPlane::open`] reads the configuration and the authority. It waits for the first DNS lookups and
+//!    the first fetches of key sets.
 //! 3. [`ControlPlane::listen`] opens the ports.
-//! 4. [`ControlPlane::start_background_tasks`] starts what runs until the process ends.
+//! 4. [`ControlPlane::start_background_tasks`] starts the tasks that run until the process ends.
 //! 5. [`ControlPlane::shut_down`] ends the streams and writes the state after SIGTERM or SIGINT.
 
 use std::{
@@ -47,7 +48,7 @@ use crate::{
 
 /// Interval at which unused memory is returned to the system and idle scopes are removed.
 const TRIM_INTERVAL: Duration = Duration::from_secs(1);
-/// Time for calls to end after SIGTERM.
+/// Time for calls to end after SIGTERM or SIGINT.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs the control plane until SIGTERM or SIGINT.
@@ -116,8 +117,8 @@ impl ControlPlane {
         Ok((Self { args, metrics, audit, dns_cache, key_sets, prefetch, publisher, authority }, folders))
     }
 
-    /// Opens all ports and starts their services. Returns the control plane's own certificate, which is still to be
-    /// renewed.
+    /// Opens all ports and starts their services. Returns the control plane's own certificate; the caller starts its
+    /// renewal.
     fn listen(&self, shutdown: Shutdown) -> anyhow::Result<ServerCertificate> {
         let Self { args, audit, .. } = self;
         let token_keys = TokenKeys {
@@ -272,7 +273,7 @@ fn with_lookups(
     (Arc::new(publisher), Some(lookups))
 }
 
-/// Creates the authentication of callers by these token keys and by the pods in the configuration.
+/// Creates the authentication of callers, which uses the token keys and the pods in the configuration.
 fn new_authentication(args: &Args, token_keys: &TokenKeys, publisher: &Publisher) -> Arc<Authentication> {
     let settings = authentication::AuthenticationSettings {
         trust_domain: args.trust_domain.clone(),

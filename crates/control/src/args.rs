@@ -150,7 +150,8 @@ fn at_least_one(text: &str) -> Result<usize, String> {
         .ok_or_else(|| format!("{text:?} is not a number of at least 1"))
 }
 
-/// Maximum number of connections without authentication; sufficient even if all proxies connect at once.
+/// Maximum number of connections without authentication or without a call in progress; sufficient even if all proxies
+/// connect at once.
 const MAX_UNAUTHENTICATED: usize = 4_096;
 
 impl Args {

@@ -5,7 +5,7 @@
 //! | Step | Modules |
 //! |---|---|
 //! | Settings | [`args`] |
-//! | Input | `source` (watched files), `resolve` (DNS), `authority` (certificate authority), `tokens` (token keys) |
+//! | Input | `skysail_source` (watched files), `resolve` (DNS), `jwks` (key sets), `authority`, `tokens` (token keys) |
 //! | Publication | `publish` (World, scopes, views, connected proxies), `prefetch` (virtual hosts by identity) |
 //! | Authentication | `authentication` (principals), `platform` (pods and trust domains) |
 //! | Services | `discovery`, `debug` (Istio's debug types), `certificates` |

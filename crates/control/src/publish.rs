@@ -2,10 +2,11 @@
 //!
 //! | Part | File |
 //! |---|---|
-//! | Versions and fan-out of changes | this file |
+//! | Application and publication of changes | this file |
 //! | State under one lock: World, scopes, views, clients | `state` |
 //! | Shared resources of a scope, and their compilation | `scopes`, `scope_resources` |
 //! | Views, and the admission of proxies | `views`, `admission` |
+//! | WorkloadEntries of connected machines | `registrations` |
 //! | Compilation after a change, and of a new scope | `round`, `first_compile` |
 //! | Key sets of token issuers | `key_sets` |
 //! | Isolation of panics in the compile functions | `compiler` |
@@ -17,7 +18,7 @@
 //! compiled from a clone of the World. A change does not delay a proxy that connects, and a proxy that needs a new
 //! scope delays nothing else.
 //!
-//! Services are compiled once for all proxies of a scope, part by part, and only where a change may have an effect.
+//! Services are compiled once for all proxies of a scope. A change compiles again only the parts that it may affect.
 //! Resources that depend on the workload are compiled for each view. A change without effect pushes nothing. A
 //! compilation that panics leaves its scope unchanged.
 
@@ -148,8 +149,8 @@ impl Publisher {
         (self, receiver)
     }
 
-    // Both locks ignore poisoning: the only compilation under them is that of a view's own resources, which reads the
-    // state.
+    // Poisoning of the lock is ignored. The only compilation under it is that of a view's own resources. It only reads
+    // the state, so a panic leaves nothing inconsistent.
 
     fn read(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
@@ -208,7 +209,7 @@ impl Publisher {
         }
     }
 
-    /// Records changes in the audit log; those at the start, from this many files, as one record.
+    /// Records changes in the audit log. At the start, one record holds the numbers of files and of changes.
     fn record_changes(&self, files_at_start: Option<usize>, applied: &[AppliedChange]) {
         if let Some(files) = files_at_start {
             self.audit.record(AuditEvent::ConfigurationLoaded { files, changes: applied.len() });

@@ -4,8 +4,9 @@
 //! both. The filter is an allow list. The kernel answers any other system call with `ENOSYS`, as a kernel without that
 //! call does, so the fallbacks of the C library keep working. No memory becomes both writable and executable.
 //!
-//! The kernel decides calls without a condition on their arguments from a bitmap, so the calls of the request path run
-//! no filter program. Calls with such a condition (`mmap`, `socket`, …) run it.
+//! Most calls are allowed with any arguments. The kernel (Linux 5.11 or later) keeps these in a bitmap and does not run
+//! the filter for them, for example for reads and writes. It runs the filter for calls with a condition on their
+//! arguments (`mmap`, `socket`, …).
 
 use std::collections::BTreeMap;
 
@@ -28,10 +29,10 @@ pub enum Children {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfineError {
     /// The filter could not be built.
-    #[error("cannot build the filter of system calls: {0}")]
+    #[error("cannot build the system call filter: {0}")]
     Filter(#[from] seccompiler::BackendError),
     /// The kernel refused the filter or `no_new_privs`.
-    #[error("the kernel refuses the filter of system calls ({0}); start with --no-seccomp to run without it")]
+    #[error("the kernel refuses the system call filter ({0}); start with --no-seccomp to run without it")]
     Kernel(#[source] seccompiler::Error),
 }
 
@@ -116,7 +117,7 @@ const NEW_NAMESPACES: libc::c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET;
 
-/// Calls of both programs, allowed with any arguments.
+/// Calls of `skysaild` and `skysail-proxy`, allowed with any arguments.
 const ALWAYS: &[c_long] = &[
     // Sockets.
     libc::SYS_accept,

@@ -1,8 +1,8 @@
 //! Connection limits of a server: in total, per source address and per identity.
 //!
 //! A connection is *evictable* in three cases: it has not authenticated, it has not sent a whole request, or
-//! it has no call in progress. At a limit the server closes the oldest evictable connection to make room, so
-//! an unused connection never keeps out a used one.
+//! it has no call in progress. Every other connection is *used*. At a limit the server closes the oldest
+//! evictable connection to make room for a new one.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},

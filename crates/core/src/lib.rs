@@ -1,8 +1,9 @@
 //! Definitions that all of Skysail shares: names, SPIFFE IDs, fingerprints, logging, printing, shutdown,
-//! access to admin pages, and limits of connections and files.
+//! access to admin pages, limits of connections and open files, the system call filter, and the return of
+//! unused memory.
 //!
-//! This crate depends on no other crate of the project and knows no protocol. It holds only definitions that
-//! at least two other crates need.
+//! This crate depends on no other crate of the project. It holds only definitions that at least two other
+//! crates need.
 
 pub mod confine;
 pub mod connections;

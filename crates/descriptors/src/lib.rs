@@ -28,7 +28,8 @@ pub fn envoy_file() -> Result<PathBuf> {
     let manifest = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("Cargo.toml");
     let target = env::var("TARGET")?;
     let mut failure = String::new();
-    // The dependencies of this build are already downloaded, so offline comes first. `cargo metadata` may need more.
+    // Offline first: the dependencies of this build are already downloaded. If `cargo metadata` needs other packages,
+    // the second attempt downloads them.
     for offline in [true, false] {
         let mut command = Command::new(env::var("CARGO")?);
         command.args(["metadata", "--format-version", "1", "--filter-platform", &target, "--manifest-path"]);
@@ -87,7 +88,7 @@ fn strip_enum(declared: &mut EnumDescriptorProto) {
     declared.value.iter_mut().for_each(|value| value.options = None);
 }
 
-/// Returns messages that Istio sends and Envoy's API does not contain, and the typed structs of xDS.
+/// Returns files with the messages that Istio sends and Envoy's API does not contain, and with xDS's `TypedStruct`.
 pub fn istio_files() -> Vec<FileDescriptorProto> {
     let text = |name, number| field(name, number, Type::String, "");
     let number = |name, number| field(name, number, Type::Int32, "");

@@ -33,7 +33,7 @@ pub struct Buffer {
     block: Box<[u8]>,
     start: usize,
     end: usize,
-    /// The last content exceeded a block, so that the next one starts with a large block.
+    /// Whether the last content exceeded a block; the next content then starts with a large block.
     large: bool,
 }
 
@@ -115,13 +115,13 @@ impl Buffer {
         !self.block.is_empty() && self.len() == self.block.len()
     }
 
-    /// Returns the number of bytes that fit without growing.
+    /// Returns the number of bytes that fit without growing; 0 if the buffer holds no memory.
     #[inline]
     pub fn room(&self) -> usize {
         self.block.len() - self.len()
     }
 
-    /// Grows beyond one block, for a head larger than usual.
+    /// Grows to at least `size` bytes, for example for a large head.
     #[inline]
     pub fn grow(&mut self, size: usize) {
         if size > self.block.len() {
@@ -180,7 +180,7 @@ impl Buffer {
                 let spare = self.spare();
                 let (_, read) = recv(tcp, &mut *spare, RecvFlags::empty())?;
                 count = Some(read);
-                // A short read took all available bytes, which saves another call.
+                // A short read took all available bytes. `WouldBlock` clears the readiness, which saves another call.
                 if (1..spare.len()).contains(&read) { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
             });
             if self.is_empty() && !matches!(count, Some(1..)) {

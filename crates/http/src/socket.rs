@@ -29,7 +29,7 @@ use crate::{
     timer::Timer,
 };
 
-/// Time to wait for the peer's end of stream after sending ours.
+/// Timeout of [`Stream::close`]: writing the output and waiting for the peer's end of stream.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// A connection with its buffers.
@@ -203,7 +203,8 @@ impl Stream {
         Poll::Ready(Ok(()))
     }
 
-    /// Returns whether the peer has neither closed nor sent anything, as far as known without a system call.
+    /// Returns whether the peer has neither closed nor sent anything. Makes a system call only if the readiness of the
+    /// socket says that it may have.
     #[inline]
     pub fn is_quiet(&mut self) -> bool {
         if !self.input.is_empty() {

@@ -149,7 +149,7 @@ impl Wire {
         }
     }
 
-    /// Reads the rest of a response and discards it.
+    /// Reads the rest of a response and discards it; for HTTP/1, until the connection ends.
     #[inline]
     pub fn poll_ignored(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match self {

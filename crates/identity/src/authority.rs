@@ -27,8 +27,8 @@ use crate::{
     roots::Roots,
 };
 
-/// Certificates are valid from a little before their creation, for machines with slow clocks; short-lived ones
-/// by at most a tenth of their lifetime.
+/// Time by which certificates are backdated, for peers whose clocks are slow. [`margin`] limits it to a tenth of
+/// the lifetime.
 pub(crate) const CLOCK_SKEW: Duration = Duration::from_secs(120);
 const ONE_MINUTE: Duration = Duration::from_secs(60);
 
@@ -131,7 +131,7 @@ impl Authority {
             cacerts::problem(
                 "cert-chain.pem",
                 format!(
-                    "a certificate signed with ca-cert.pem is not accepted by those who trust root-cert.pem ({error}); \
+                    "a certificate signed with ca-cert.pem is rejected by peers that trust root-cert.pem ({error}); \
                      cert-chain.pem must hold every certificate from ca-cert.pem up to a root in root-cert.pem"
                 ),
             )
@@ -154,7 +154,8 @@ impl Authority {
         self.not_before
     }
 
-    /// Returns the earliest end of validity of these certificates; nothing that it signs is valid longer.
+    /// Returns the earliest end of validity of the certificates from the signing one up to its root. No
+    /// certificate that the authority signs is valid longer.
     pub fn not_after(&self) -> SystemTime {
         self.not_after
     }
@@ -204,7 +205,7 @@ impl Authority {
     /// Issues a certificate for a server with DNS names or addresses, such as the control plane itself.
     ///
     /// # Errors
-    /// A name cannot be encoded in a certificate.
+    /// A name cannot be encoded in a certificate, or the authority has expired.
     pub fn server(
         &self,
         id: &SpiffeId,
@@ -269,7 +270,7 @@ fn serial() -> Result<[u8; 16], Error> {
     Ok(serial)
 }
 
-/// Returns the tolerated difference of clocks for certificates of this lifetime.
+/// Returns the tolerated clock skew for certificates of this lifetime.
 pub(crate) fn margin(lifetime: Duration) -> Duration {
     CLOCK_SKEW.min(lifetime / 10)
 }

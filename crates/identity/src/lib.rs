@@ -1,8 +1,10 @@
 //! Certificates: authority, signing requests, tokens, SPIFFE verification, TLS configurations.
 //!
 //! Modules from the bottom up:
+//! * [`provider`] – cryptography provider
 //! * [`renewal`] – time of renewal
 //! * [`peer`] – names of a certificate
+//! * [`description`] – contents of a certificate, for users
 //! * [`identity`] – a key with its certificates, replaceable while in use
 //! * [`roots`] – trusted roots by trust domain, and revocation lists
 //! * [`matcher`] – accepted names
@@ -11,7 +13,7 @@
 //! * [`resumption`] – TLS connections with session resumption
 //! * [`request`] – creation of signing requests
 //! * [`csr`] – validation of signing requests
-//! * [`origin`] – the token behind a certificate
+//! * [`origin`] – record of the token with which the holder of a certificate last authenticated
 //! * [`authority`] – signing
 //! * [`cacerts`] – plugged-in authority
 //! * [`rotation`] – self-signed authority with rotation of its root

@@ -45,7 +45,7 @@ pub struct PickState {
     version: u32,
     /// Groups with a share of the load, in the order of their percentages.
     groups: Vec<Group>,
-    /// Groups of the priorities that earlier attempts of a request have not used, for these used priorities.
+    /// For each priority, whether earlier attempts of a request used it; and the groups of the unused priorities.
     unused: Option<(Vec<bool>, Vec<Group>)>,
     hashed: Option<Arc<HashTables>>,
     /// End of the last slow start; `None` if no endpoint is in slow start.
@@ -73,7 +73,7 @@ struct Set {
     weight: f64,
     /// Indices into the endpoints of the priority.
     members: Vec<u32>,
-    /// Index of the last selection in turn.
+    /// Position in `members` of the last round-robin selection.
     position: usize,
     /// Order by weight; empty if all weights are equal.
     schedule: Schedule,
@@ -86,9 +86,10 @@ pub struct PickOptions<'a> {
     pub hash: Option<u64>,
     /// Endpoints to avoid: those of earlier attempts.
     pub avoid: &'a [SocketAddr],
-    /// Number of further selections before an endpoint to avoid is accepted.
+    /// Maximum number of repeated selections. The last one is accepted even if its endpoint is to be avoided.
     pub attempts: u32,
-    /// Number of attempts after which their priorities are avoided (`previous_priorities`); 0: they are not.
+    /// Number of attempts between updates of the avoided priorities (`update_frequency` of `previous_priorities`); 0
+    /// avoids none.
     pub priority_frequency: u32,
 }
 
@@ -254,7 +255,7 @@ impl Group {
     }
 }
 
-/// Endpoints of a priority that are selected from.
+/// Endpoints of a priority among which one is selected, by their health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HealthTier {
     Healthy,

@@ -2,7 +2,8 @@
 //! numbers.
 //!
 //! The rules are Envoy's. The virtual host is selected by authority: exact, then the longest `*.suffix`, then the
-//! longest `prefix.*`, then `*`. In it, the first matching route wins. Routing allocates nothing.
+//! longest `prefix.*`, then `*`. In it, the first matching route wins. The selection allocates nothing, except for an
+//! authority with upper-case letters.
 
 use std::borrow::Cow;
 
@@ -88,7 +89,7 @@ impl Forward {
     }
 }
 
-/// Returns whether the client uses TLS, to this proxy or to the first one.
+/// Returns whether the client uses TLS to this proxy, or to the first proxy on the path (`x-forwarded-proto`).
 pub fn is_secure(head: &RequestHead) -> bool {
     head.header("x-forwarded-proto") == Some(b"https")
 }
@@ -301,7 +302,7 @@ fn port_implied(authority: &str, scheme: &str, new_scheme: &str) -> bool {
 fn redirect_path<'a>(redirect: &'a Redirect, head: &'a RequestHead) -> (&'a str, Option<&'a str>) {
     let query = head.query().filter(|_| !redirect.strip_query);
     match &redirect.path {
-        // Its query replaces that of the request.
+        // A query in the configured path replaces that of the request.
         Some(RedirectPath::Full(new)) => {
             new.split_once('?').map_or((new, query), |(path, query)| (path, Some(query)))
         }

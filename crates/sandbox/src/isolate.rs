@@ -63,9 +63,9 @@ pub fn block_signals() -> Result<(), Error> {
 
 /// Creates namespaces and runs this program again in them, with these arguments. Returns its exit code.
 ///
-/// This process shares the network namespace of the new one, and runs `alongside` until the new one ends. With
-/// `forwarder`, the program runs a third time, with those arguments and in the present network namespace. The inner
-/// process gets a socket to it.
+/// This outer process shares the network namespace of the inner process, and runs `alongside` until that ends. With
+/// `forwarder`, the program also runs in the host's network namespace, with those arguments. The inner process gets a
+/// socket to the forwarder.
 ///
 /// The process must have one thread only, because the kernel requires that for user namespaces.
 ///
@@ -107,7 +107,7 @@ fn enter() -> Result<(), Error> {
     unshare(others).map_err(forbidden)
 }
 
-/// Starts the inner process, passes the socket to the forwarder to it, and waits for its end.
+/// Starts the inner process, passes it the socket to the forwarder, and waits for its end.
 async fn supervise(arguments: &[OsString], channel: Option<UnixStream>) -> Result<u8, Error> {
     let failed = "forwarding signals";
     let mut interrupted = signal(SignalKind::interrupt()).context(failed)?;
@@ -175,14 +175,14 @@ pub(crate) fn exit_code(status: ExitStatus) -> u8 {
 /// # Errors
 /// When the kernel forbids changes of mounts or links in spite of the new namespaces.
 pub(crate) fn set_up(egress: bool) -> Result<(u32, Option<UnixStream>), Error> {
-    prctl::set_pdeathsig(Signal::SIGKILL).context("tying the mesh to the outer process")?;
+    prctl::set_pdeathsig(Signal::SIGKILL).context("requesting a signal at the end of the outer process")?;
     let channel =
         egress.then(|| descriptor::receive(io::stdin()).context("receiving the socket to the forwarder"));
     let channel = channel.transpose()?.map(UnixStream::from);
     thread::Builder::new()
         .name("starter".to_owned())
         .spawn(end_with_starter)
-        .context("tying the mesh to the outer process")?;
+        .context("starting the thread that watches the outer process")?;
     // The mounted /proc is still the one of the outer PID namespace, so it has the process id there.
     let link = fs::read_link("/proc/self").context("reading /proc/self")?;
     let outside = link.to_string_lossy().parse().unwrap_or_default();
@@ -199,10 +199,10 @@ pub(crate) fn set_up(egress: bool) -> Result<(u32, Option<UnixStream>), Error> {
     // Without this, the kernel passes bridged packets through the IPv4 rules. There are none here, so that costs time
     // only.
     let _ = fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0");
-    // A router without a route reports a destination as unreachable, so connections to addresses outside the mesh fail
-    // at once. Where /proc is read-only, they fail after their timeouts. After the first few reports, two limits of the
-    // kernel allow a pod one report per second; the second setting lifts one limit. With both, a connection often fails
-    // only with its third retransmission, after 7 s.
+    // `ip_forward`: a router without a route reports a destination as unreachable, so connections to addresses outside
+    // the mesh fail at once. `icmp_ratelimit`: after the first few reports, two limits of the kernel each allow a pod
+    // one report per second. The setting disables one of them. With both in force, a connection often fails only at its
+    // third retransmission, after 7 s. If /proc is read-only, connections fail after their timeouts.
     for (setting, value) in [("ip_forward", "1"), ("icmp_ratelimit", "0")] {
         if let Err(error) = fs::write(format!("/proc/sys/net/ipv4/{setting}"), value) {
             tracing::debug!(%error, setting, "connections to addresses outside the mesh fail only after their timeouts");

@@ -11,7 +11,8 @@
 //! A file is read again only if its metadata differ, or are too recent to prove that the file is unchanged.
 //!
 //! A folder that cannot be read is reported by name. The files last read in it stay in force until it can be
-//! read again or is removed. All other folders are still watched. Symbolic links to folders are followed, and
+//! read again. Removing a subfolder removes its files, but if a path that was given to [`Folders::new`] is
+//! missing, its files stay in force. All other folders are still watched. Symbolic links to folders are followed, and
 //! each folder is read once, so cycles do no harm.
 
 use std::{
@@ -64,7 +65,8 @@ pub struct FileChange {
 pub enum FileState {
     /// The file has this text.
     Text(String),
-    /// The file or folder exists but cannot be read; the content that was last read stays in force.
+    /// The file or folder cannot be read, or a path that was given to [`Folders::new`] is missing. The content that was
+    /// last read stays in force.
     Unreadable(String),
     /// The file was removed.
     Deleted,
@@ -115,7 +117,7 @@ struct FileMetadata {
 }
 
 impl FileMetadata {
-    /// Returns the stamp of metadata read at `at`, or `None` if they are too recent.
+    /// Returns the metadata that were read at `at`, or `None` if they are too recent to prove that a file is unchanged.
     fn of(metadata: &fs::Metadata, at: SystemTime) -> Option<Self> {
         let changed = (metadata.ctime(), metadata.ctime_nsec());
         let seconds = u64::try_from(changed.0).ok()?;
@@ -130,8 +132,8 @@ impl Folders {
     /// Creates the set of folders; no file is seen yet.
     ///
     /// # Errors
-    /// Fails if a path is neither a folder nor a file. Also fails without permission to read a file or folder in it,
-    /// which may hold a policy.
+    /// Fails if a path cannot be read. Also fails if a folder below it cannot be read, or a file there for lack of
+    /// permission, because either may hold a policy.
     pub fn new(folders: &[PathBuf]) -> io::Result<Self> {
         let (seen, walked) = (FileStates::new(), FolderIds::new());
         let mut scan = Scan::new(&seen);

@@ -22,7 +22,7 @@ mod snapshot;
 /// Maximum number of changes of a type that are remembered by name. For a client that is further behind, all resources
 /// are searched.
 const REMEMBERED: usize = 2_048;
-/// Minimum number of resources of a type that are kept in encoded form as well.
+/// Minimum number of resources of a type for which the layer also keeps their encoded sequence.
 const MIN_ENCODED: usize = 16;
 
 /// Resources that many clients share. A clone shares everything.
@@ -166,8 +166,8 @@ impl Layer {
         !hides.is_empty() && hides.contains_key(name)
     }
 
-    /// Applies edits. Returns false if nothing changed. `like` is another layer before and after its edits. Equal types
-    /// are shared with it, and so held and encoded once.
+    /// Applies edits. Returns false if nothing changed. `like` is another layer before and after its edits. Resource
+    /// types with the same result are shared with that layer, so they are held and encoded once.
     pub fn edit(&mut self, generation: u64, edits: Edits, like: Option<(&Self, &Self)>) -> bool {
         let mut changed = false;
         for (kind, edits) in Kind::ALL.into_iter().zip(edits.0) {

@@ -38,7 +38,7 @@ impl Resource {
         Self::with_aliases(kind, name, body, [])
     }
 
-    /// Wraps an encoded message that has other names as well: of a virtual host, `ROUTE CONFIGURATION/DOMAIN` in
+    /// Wraps an encoded message that also has other names. Those of a virtual host are `ROUTE CONFIGURATION/DOMAIN`, in
     /// lower case.
     pub fn with_aliases<'a>(
         kind: Kind,

@@ -1,7 +1,7 @@
 //! The aggregated discovery service (ADS), incremental and state of the world, over the views that [`Views`] returns.
 //!
-//! Each stream is one task that owns its [`Session`]; streams share nothing but the resources. The
-//! session decides what to send. This module reads the requests and sends the responses.
+//! Each stream owns its [`Session`]; streams share nothing but the resources and the limits. The session
+//! decides what to send. This module reads the requests and sends the responses.
 
 mod debug_requests;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -36,7 +36,7 @@ use crate::{
     wire::{self, DeltaRequest, ErrorDetail, Push, SotwRequest},
 };
 
-/// Timeout of the wait of listeners and routes for the client to request the endpoints of new clusters.
+/// Maximum time for which listeners and routes are held back until the client requests the endpoints of new clusters.
 const ENDPOINT_WAIT: Duration = Duration::from_secs(1);
 
 /// Cost of a request after which the task yields to other tasks.
@@ -69,14 +69,14 @@ pub trait Views: Send + Sync + 'static {
 
 /// Resources of one client, and the receiver of its events.
 pub struct View {
-    /// Identity to which the stream is counted.
+    /// Identity against whose limits the stream counts.
     pub identity: Arc<str>,
     /// Resources to send.
     pub resources: ResourceFeed,
     /// Receives the events of the stream; dropped at the end of the stream.
     pub report: Box<dyn FnMut(Event<'_>) + Send>,
-    /// Virtual hosts to send before the client subscribes to them. Only a client without virtual hosts that subscribes
-    /// on demand receives them.
+    /// Virtual hosts to prefetch: they are sent before the client subscribes to them. Only a client that subscribes on
+    /// demand and has no virtual hosts yet receives them.
     pub remembered: Arc<[Arc<str>]>,
     /// Becomes ready when the client loses its access; the stream ends with the returned status.
     pub ended: Ended,
@@ -103,8 +103,8 @@ pub enum Event<'a> {
     Requested {
         /// Resource type.
         kind: Kind,
-        /// Generation up to which the client has the changes if no response follows; `None` for a client without
-        /// resources of an earlier stream.
+        /// Last generation whose changes the client has if no response follows; `None` for a client without resources
+        /// of an earlier stream.
         generation: Option<u64>,
     },
     /// The names that the client subscribes to have changed.
@@ -128,7 +128,7 @@ pub enum Event<'a> {
         removed: usize,
         /// Length of the response in bytes.
         bytes: usize,
-        /// Generation up to which the response has the changes.
+        /// Last generation whose changes the response contains.
         generation: u64,
     },
     /// The client acknowledged a response.

@@ -27,7 +27,7 @@ const ITEMS: &str = "items";
 const MAX_KEYS: usize = 10_000;
 /// Maximum number of repeated keys that are reported for a document.
 const MAX_DUPLICATES: usize = 100;
-/// Number of keys in a mapping from which an index finds repeated ones, so that the time is not quadratic.
+/// Number of keys from which a mapping has an index. The index finds repeated keys without a quadratic search.
 const INDEXED_KEYS: usize = 32;
 
 /// A value and the line it starts on.
@@ -294,7 +294,7 @@ fn step<'a>(parser: &mut Parser<'a, StrInput<'a>>, tree: &mut Tree) -> Result<St
         Event::MappingStart(_, anchor, _) => tree.open(line, anchor, Items::Map(Vec::new(), None))?,
         Event::SequenceEnd | Event::MappingEnd => {
             if let Some(done) = tree.open.pop() {
-                // Most lists and mappings are small, and room for growth would be most of the tree.
+                // Most lists and mappings are small, so their unused capacity would be most of the tree.
                 let value = match done.items {
                     Items::List(mut nodes) => {
                         nodes.shrink_to_fit();
@@ -313,7 +313,7 @@ fn step<'a>(parser: &mut Parser<'a, StrInput<'a>>, tree: &mut Tree) -> Result<St
             let Some(node) = tree.anchors.get(&anchor) else {
                 return Err(tree.error(line, "an alias (`*name`) without its anchor (`&name`)"));
             };
-            // Nested aliases add up: each may add its whole depth to the depth of the alias before it.
+            // The node of an alias may contain expanded aliases, so its own depth counts as well.
             if tree.open.len() + depth(node) > MAX_DEPTH {
                 return Err(tree.too_deep(line));
             }
@@ -430,7 +430,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Returns the path of the current node, for messages.
+    /// Returns the path of the innermost open list or mapping, for messages.
     fn path(&self) -> String {
         let mut path = String::new();
         // The innermost list or mapping is skipped, because the ones around it contain its key or index.

@@ -1,7 +1,7 @@
 //! The state of the mesh at one version: the World, the compiled scopes and views, and the connected proxies.
 //!
-//! All methods are short, except [`State::prepare`](super::views), which only reads and runs concurrently for many
-//! proxies.
+//! All methods return quickly, except [`State::prepare`](super::views), which may compile a view's own resources. It
+//! only reads, so it runs concurrently for many proxies.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -163,7 +163,7 @@ impl State {
         }
         for (view, entry) in &mut self.views {
             entry.is_stale |= changes.affects_own(view);
-            // Stale resources are compiled with the secrets.
+            // Stale own resources are compiled as a whole, including the secrets.
             if !entry.is_stale && changes.affects_secrets(view) {
                 entry.stale_secrets.extend(changes.secrets.iter().cloned());
             }

@@ -1,16 +1,17 @@
 //! Compilation of a World and a proxy's view to xDS resources, as istiod would send them.
 //!
-//! Clusters, endpoints and routes depend on the client only by its [`ClientScope`], and are shared by all clients
+//! Clusters, endpoints and routes depend only on the [`ClientScope`] of the client, and are shared by all clients
 //! with an equal one. Each [`Part`] of them is compiled separately. Listeners depend on the whole view.
 //!
 //! Modules in the order of the data:
 //!
 //! - [`pb`], [`packed`] and [`order`]: messages and their bytes
 //! - [`policy`], [`pool`], [`balance`] and [`locality`]: settings of DestinationRules; [`stat_names`] and [`protocol`]
-//! - [`tls`], [`dynamic_dns`], [`networks`], [`clusters`], [`endpoints`]
+//! - [`visibility`], [`tls`], [`dynamic_dns`], [`networks`], [`clusters`], [`endpoints`]
 //! - [`clause`], [`authorizer`], [`jwt`] and [`rbac`]: authentication of requests and authorization
 //! - [`rate_limit`]: limits of requests
 //! - [`access_log`], [`tracing`], [`telemetry`], [`filters`], [`listeners`], [`routes`], [`nametable`]
+//! - [`gateway`]: listeners, routes and secrets of gateways
 //! - [`grpc`]: clients without a proxy
 //! - [`envoy_filter`]: patches of the result
 
@@ -205,9 +206,9 @@ pub fn gateway_route_fields(
     fields.find(|fields| !fields.is_empty()).unwrap_or_default()
 }
 
-/// Compiles the routes that differ from those of the [base](ClientScope::base) of a scope whose routes are compiled by
-/// host. `has_routes` returns whether the base has the route configuration of a port. Returns `None` if all routes have
-/// to be compiled for the namespace.
+/// Compiles the routes of a scope that differ from those of its [base](ClientScope::base). `has_routes` returns whether
+/// the base has the route configuration of a port. Returns `None` if all routes have to be compiled for the namespace,
+/// for example because they are not compiled by host.
 pub fn compile_local_routes(
     world: &World,
     client_scope: &ClientScope,
@@ -229,8 +230,8 @@ pub fn compile_local_routes(
 }
 
 /// Compiles the routes of a service ([`ChangeSet::service_hosts`](crate::ChangeSet::service_hosts)) for clients with
-/// this scope, which sees everything; empty without the service. `has_routes` returns whether the client has the route
-/// configuration of a port. Returns `None` if all routes have to be compiled.
+/// this scope; empty if the service does not exist. `has_routes` returns whether the client has the route configuration
+/// of a port. Returns `None` if all routes have to be compiled, for example for a scope with a Sidecar.
 pub fn compile_service_routes(
     world: &World,
     client_scope: &ClientScope,
@@ -262,8 +263,8 @@ pub fn outline(world: &World, client_scope: &ClientScope) -> Outline {
 pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resources, Vec<Diagnostic>) {
     let mut findings = CompileFindings { world, list: Vec::new() };
     let mut made = Resources::default();
-    // Only routes and endpoints depend on labels. Those are shared, except the routes of gateways. The outline has what
-    // the Sidecar selects.
+    // Only routes and endpoints depend on labels. Here that matters for gateways alone: their routes are compiled here,
+    // and all others are shared resources. What a Sidecar selects is in the outline.
     let grouping = match view.role {
         Role::Router => world.grouping(),
         Role::Sidecar | Role::Grpc => Grouping::of_settings(world),
@@ -302,7 +303,7 @@ struct Scope<'a> {
     role: Role,
     /// Namespace of the client, which decides the visibility of objects.
     namespace: &'a str,
-    /// Cluster of the endpoints.
+    /// Name of the Kubernetes cluster of the client.
     cluster_id: &'a str,
     /// Locality of the client.
     locality: &'a Locality,
@@ -314,13 +315,13 @@ struct Scope<'a> {
     labels: &'a Labels,
     ipv4: bool,
     ipv6: bool,
-    /// Whether the client detects the protocol of undeclared ports. Gateways have it in their own configuration.
+    /// Whether the client detects the protocol of ports that declare none. The servers of gateways declare it.
     sniffs: bool,
     /// Whether Istio's own filters must be omitted.
     plain_envoy: bool,
     /// Whether virtual hosts are separate resources.
     uses_vhds: bool,
-    /// Whether names of endpoints are sent as their addresses.
+    /// Whether the client receives the resolved addresses of endpoints instead of their DNS names.
     takes_resolved_addresses: bool,
     /// Whether the client answers DNS queries of its workload.
     answers_dns: bool,

@@ -177,7 +177,7 @@ impl Reading {
         let mut root = match document.root {
             Ok(root) => root,
             Err(error) => {
-                // It reads the whole text.
+                // The search reads the whole text.
                 let is_searched = self.error_count < 10 && !error.too_large;
                 let found = is_searched.then(|| other_tools::of_text(text, error.line)).flatten();
                 let remedy = found.unwrap_or(if error.too_large {
@@ -465,7 +465,7 @@ impl Reading {
         diagnostic.object = cut(describe(node));
         let is_value = diagnostic.field.starts_with("data") || diagnostic.field.starts_with("stringData");
         if is_value && diagnostic.object.starts_with("Secret ") && diagnostic.message.contains("found") {
-            // The message of a wrong type shows the value.
+            // The message about a wrong type would show the secret value.
             "has a value of another type".clone_into(&mut diagnostic.message);
             "write NAME: TEXT for each key".clone_into(&mut diagnostic.remedy);
         }

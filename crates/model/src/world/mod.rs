@@ -1,4 +1,4 @@
-//! All objects of the mesh, typed and indexed. Synchronous: three methods change it, any number of methods read it.
+//! All objects of the mesh, typed and indexed. Synchronous: three methods change objects, all others only read them.
 //!
 //! [`World::apply`], [`World::delete`] and [`World::reset`] maintain the indexes. `hosts` finds the objects of a host
 //! name, `endpoints` those of a service, `policy` those of a workload. `check` reports inconsistent objects, and
@@ -166,7 +166,7 @@ pub struct World {
     topology: OnceLock<Arc<Topology>>,
     /// Topology at the last [`World::take_changes`].
     last_topology: Arc<Topology>,
-    /// Estimate since the last [`World::take_changes`]; `None` before the first.
+    /// What may have changed since the last [`World::take_changes`]; `None` before the first call.
     changes: Option<ChangeSet>,
 }
 

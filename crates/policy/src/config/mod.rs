@@ -1,4 +1,4 @@
-//! The configuration of the request path: lean, immutable types, compiled from Envoy's protos off the request path.
+//! The configuration of the request path: small, immutable types, compiled from Envoy's protos off the request path.
 //!
 //! The types contain no protos, and nothing is parsed per request: matchers are compiled, names are resolved to
 //! handles, header formats are split into parts. The proxy's `translate` builds these types; the workers read them.
@@ -72,7 +72,7 @@ impl Snapshot {
         self.distrusted != before.distrusted || !same_listeners() || !same_settings()
     }
 
-    /// Returns the last filters of all filter chains.
+    /// Returns the terminal filters of all filter chains.
     pub fn terminals(&self) -> impl Iterator<Item = &Terminal> {
         let listeners = self.listeners.by_name.values();
         let chains = listeners.flat_map(|listener| listener.chains.iter().chain(&listener.default_chain));

@@ -8,6 +8,8 @@
 //!   `Cluster::hash_tables`, `ServerTls::config`, `ClientTls::config` and `RemoteKeys::fetched`. The discovery client
 //!   replaces the endpoints and the TLS settings, the JWT filter the keys, and a worker the hash tables.
 //! - [`circuit_breaker::Usage`] counts connections and requests; workers change it. Handle: `Cluster::usage`.
+//! - [`connections::OpenConnections`] counts the downstream connections under a limit. Part of
+//!   `ConnectionLimit`.
 //! - [`health::OutlierState`] changes when a worker ejects or restores an endpoint. Handle: `Outlier::state`.
 //! - [`health::EndpointState`] changes with responses and connections. Handle: `Endpoint::state`.
 //! - [`rate_limit::Buckets`] change with each request. Handle: `RateLimit::buckets`; a connection may have its own.

@@ -93,7 +93,7 @@ pub struct Args {
 
 /// Envoy's own options, so that Istio's agent and other launchers of Envoy can start the sidecar instead.
 #[derive(Clone, Debug, clap::Args)]
-#[command(next_help_heading = "As for Envoy")]
+#[command(next_help_heading = "Options of Envoy")]
 struct EnvoysArgs {
     /// Bootstrap in YAML or JSON, merged into that of the file.
     #[arg(long, value_name = "TEXT", requires = "bootstrap")]

@@ -78,7 +78,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         .enable_all()
         .max_blocking_threads(4)
         .build()
-        .context("cannot get an event loop")?;
+        .context("cannot create an event loop")?;
     let (start, common) = match mode {
         Mode::Convert(_) => return Ok(()),
         Mode::Validate(source) => return validate(&source),
@@ -93,8 +93,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     };
     let local = LocalSet::new();
     let workers = local.block_on(&runtime, control(start, common))?;
-    // Dropping the runtime releases the remaining references to the workers, such as open admin pages. Only
-    // then can they be joined. The last worker's exit flushes the access log.
+    // Dropping the runtime releases the remaining references to the workers, such as those of open admin pages. Only
+    // then can the workers be joined. The last worker's exit flushes the access log.
     drop(local);
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));
     if let Some(workers) = Arc::into_inner(workers) {
@@ -142,7 +142,7 @@ impl Start {
     }
 }
 
-/// Runs on the main thread, which carries no traffic: discovery, certificates, the admin page, shutdown.
+/// Runs discovery, certificate renewal, the admin page and the shutdown on the main thread, which carries no traffic.
 async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
     // Installed first, so that a signal during startup is not lost.
     let terminate = spawn_local(shutdown::terminate());
@@ -189,7 +189,7 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
     }
     admin.drain();
     let cut = workers.drain(common.drain).await;
-    tracing::info!(cut, "drained");
+    tracing::info!(open_connections = cut, "drained");
     Ok(workers)
 }
 
@@ -208,7 +208,7 @@ fn shared(start: &Start, common: &Common, secrets: &Secrets) -> anyhow::Result<S
         local: Arc::new(local_workload(start.node())?),
         dialer: Dialer { mark: common.mark, principal: Arc::clone(&secrets.principal) },
         limits,
-        access_log: Arc::new(AccessLogger::start().context("cannot get a thread for access logs")?),
+        access_log: Arc::new(AccessLogger::start().context("cannot create the access log thread")?),
         pressure: Arc::new(OverloadActions::of(pressure)),
     })
 }
@@ -313,7 +313,7 @@ fn from_mesh(
     let own = OwnCertificate::new(&secrets, mesh, node.clone(), mark)?;
     let remote = own.remote.clone();
     let node = with_capabilities(node, Form::Delta);
-    // Clusters are subscribed to only after the server is known to be Skysail or not.
+    // The client subscribes to clusters only when it knows whether the server is Skysail.
     let options = Options { node, form: Form::Delta, wildcard: vec![Kind::Listener] };
     Ok(Box::pin(async move {
         let got = Arc::new(Notify::new());

@@ -1,6 +1,6 @@
-//! The phases of a request, in order: route → filter → authorize → forward → respond → record.
+//! The phases of a request, in order: route → filter → forward → respond → record.
 //!
-//! All decisions precede the first byte to the upstream. A failure in any phase is an [`Error`];
+//! All decisions about the request precede the first byte to the upstream. A failure in any phase is an [`Error`];
 //! [`RequestContext::serve`] is the only place that answers it. Every request ends with one record.
 
 use std::{borrow::Cow, future::poll_fn, task::Poll};

@@ -33,7 +33,7 @@ use skysail_policy::{
 /// State that all workers share.
 #[derive(Clone)]
 pub struct Shared {
-    /// The configuration that was published last, for the other threads.
+    /// The configuration that was published last; a worker loads it when it starts.
     pub snapshot: Arc<ArcSwap<Snapshot>>,
     /// This sidecar's workload.
     pub local: Arc<LocalWorkload>,

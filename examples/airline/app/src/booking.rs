@@ -163,7 +163,7 @@ impl Bookings {
     async fn miles_of(&self, segment: &str, headers: &HeaderMap) -> Result<i64, Failure> {
         let answer =
             self.post(&self.flight, "/flight/getrewardmiles", headers, &[("flightSegment", segment)]).await?;
-        answer["miles"].as_i64().ok_or_else(|| Failure::new(StatusCode::BAD_GATEWAY, "flight told no miles"))
+        answer["miles"].as_i64().ok_or_else(|| Failure::new(StatusCode::BAD_GATEWAY, "flight sent no miles"))
     }
 
     async fn credit(&self, customer: &str, miles: i64, headers: &HeaderMap) -> Result<(), Failure> {
@@ -171,7 +171,7 @@ impl Bookings {
         self.post(&self.customer, &path, headers, &[("miles", &miles.to_string())]).await.map(|_| ())
     }
 
-    /// Sends a call. Passes a refusal on as it is, and turns a failure into 502 (bad gateway).
+    /// Sends a call. Returns the status of a 4xx response unchanged; every other failure becomes 502 (Bad Gateway).
     async fn post(
         &self,
         peer: &Peer,

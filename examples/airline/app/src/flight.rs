@@ -158,7 +158,7 @@ impl Flights {
     fn on(&self, from: &str, to: &str, date: &str) -> Result<Value, Failure> {
         let day = date.get(..10).filter(|day| is_date(day));
         let day =
-            day.ok_or_else(|| Failure::bad_request(format!("{date:?} is no date; expected YYYY-MM-DD")))?;
+            day.ok_or_else(|| Failure::bad_request(format!("invalid date {date:?}; expected YYYY-MM-DD")))?;
         let miles = distance(from, to)?;
         let departures = if from == to { &[] } else { self.version.departures() };
         let options: Vec<Value> = departures

@@ -1,9 +1,9 @@
-//! The airline example: Acme Air's services with its paths and its mix of calls, each a real program.
+//! The airline example: the services of the sample application Acme Air, with the same paths and mix of calls.
 //!
-//! Service `auth` signs tokens, and the others verify them. `booking` keeps bookings and calls `flight` and `customer`
-//! for the miles. `main` serves the page, and `traffic` simulates travellers. State is kept in memory. Services get
-//! each other's address from the environment (`FLIGHT_URL=http://flight.airline:9080`), speak plain HTTP/1.1, and leave
-//! encryption and access rules to the mesh.
+//! Service `auth` signs tokens. `customer`, `flight` and `booking` verify them. `booking` keeps bookings and calls
+//! `flight` and `customer` for the miles. `main` serves the page, and `traffic` simulates travellers. State is kept in
+//! memory. Services get each other's address from the environment (`FLIGHT_URL=http://flight.airline:9080`) and speak
+//! plain HTTP/1.1. Encryption and access rules are tasks of the mesh.
 
 mod auth;
 mod booking;
@@ -85,13 +85,13 @@ struct KeyArg {
 /// Runs one of the services until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// Fails if the address is in use or the settings of the traffic are invalid.
+/// Fails if it cannot listen on the address, or if the server fails.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let _flush = skysail_core::logging::init(skysail_core::logging::Format::Text);
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async move {
         let address = args.listen;
         let listener = TcpListener::bind(address).await.with_context(|| {
-            format!("cannot listen on {address}; is the port taken? --listen chooses another")
+            format!("cannot listen on {address}; if the port is in use, --listen selects another")
         })?;
         let name = args.service.name();
         let router = args.service.start();

@@ -41,7 +41,7 @@ pub(crate) struct Call {
     pub(crate) by_status: BTreeMap<String, u64>,
     pub(crate) mean_ms: f64,
     pub(crate) max_ms: f64,
-    /// Last failure, for people.
+    /// Message of the last call without a response.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) last_error: Option<String>,
 }

@@ -1,4 +1,5 @@
-//! Tokens: JWT with HS256. Only `auth` issues them; every other service verifies signature, issuer and age.
+//! Tokens: JWT with HS256. Only `auth` issues them. `customer`, `flight` and `booking` verify signature, issuer and
+//! expiry.
 
 use std::{
     str::FromStr,
@@ -71,7 +72,7 @@ impl Key {
         rules.set_issuer(&[ISSUER]);
         rules.set_required_spec_claims(&["exp", "iss", "sub"]);
         let data = jsonwebtoken::decode::<Claims>(token, &self.0.1, &rules)
-            .map_err(|error| refuse(format!("the token is not good: {error}")))?;
+            .map_err(|error| refuse(format!("invalid token: {error}")))?;
         Ok(data.claims.sub)
     }
 

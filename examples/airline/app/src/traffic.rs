@@ -1,4 +1,4 @@
-//! `traffic`: travellers in Acme Air's mix of calls.
+//! `traffic`: simulates travellers with the mix of calls of Acme Air.
 //!
 //! Sessions start on a fixed schedule, whether or not the services keep up (open loop). A session logs in and then
 //! repeats five times:
@@ -98,7 +98,7 @@ async fn stats(State(traffic): State<Traffic>) -> Json<Snapshot> {
 }
 
 impl Traffic {
-    /// Starts sessions on schedule; never returns.
+    /// Starts sessions on schedule. Returns only if the rate is not above zero.
     async fn sessions(self) {
         let every = session_interval(self.args.rps);
         let Some(every) = every else {
