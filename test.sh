@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs every test. The arguments go to `cargo test`.
 #
-# Some tests send the same requests through a real Envoy and through skysail-proxy; others run h2spec, and gRPC's own tests
-# of interoperability, Istio's agent, and one is a client in Go. Envoy 1.40 comes as a Python wheel, the others are built from Go modules, and
-# all are put into the user's cache once; everything else is built from this tree.
+# Some tests send the same requests through a real Envoy and through skysail-proxy. Others run h2spec, gRPC's tests of
+# interoperability, Istio's agent, Fortio, and a client in Go. Envoy 1.40 comes as a Python wheel, and the others are built
+# from Go modules. All are kept in the user's cache. Everything else is built from this tree.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -59,10 +59,12 @@ if [[ ! -f $template ]]; then
     module=$(go mod download -json istio.io/istio@$agent | sed -n 's/^[[:space:]]*"Dir": "\(.*\)",$/\1/p')
     install -m 644 "$module/tools/packaging/common/envoy_bootstrap.json" "$template"
 fi
-# The test builds this one; what it is made of is fetched here.
-go -C tests/grpc mod download || {
-    echo "error: the modules of tests/grpc could not be fetched; see above. They need the Go module proxy (GOPROXY), once." >&2
-    exit 1
-}
+# The tests build these programs. Their modules are fetched here.
+for program in grpc fortio; do
+    go -C tests/$program mod download || {
+        echo "error: the modules of tests/$program could not be fetched; see above. They need the Go module proxy (GOPROXY), once." >&2
+        exit 1
+    }
+done
 
 exec cargo test --workspace "$@"

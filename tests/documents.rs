@@ -12,7 +12,7 @@ use std::{
 };
 
 /// Subcommands whose options documents mention without the command.
-const SUBCOMMANDS: [&str; 21] = [
+const SUBCOMMANDS: [&str; 24] = [
     "up",
     "analyze",
     "call",
@@ -21,6 +21,9 @@ const SUBCOMMANDS: [&str; 21] = [
     "port-forward",
     "workload echo",
     "exec",
+    "load",
+    "load report",
+    "load server",
     "logs",
     "status",
     "ca status",

@@ -51,18 +51,9 @@ impl Drop for Process {
 /// Returns the program of the client and the servers.
 fn program() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("grpc-client");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/grpc");
-        let build = Command::new("go").args(["build", "-o"]).arg(&program).current_dir(source).status();
-        assert!(
-            build.is_ok(),
-            "this test builds a client with Go, and go does not start ({build:?}): run ./test.sh"
-        );
-        let built = build.is_ok_and(|status| status.success());
-        assert!(built, "tests/grpc could not be built; it needs the Go module proxy (GOPROXY), once");
-        program
-    })
+    let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    BUILT
+        .get_or_init(|| skysail_testkit::go_program(Path::new(env!("CARGO_MANIFEST_DIR")), "grpc", temporary))
 }
 
 /// A gRPC server that returns its name with each response.

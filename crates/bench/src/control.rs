@@ -42,6 +42,7 @@ use crate::{
     results::ResultFile,
     stage::{self, Output, seconds},
     stream::Tls,
+    tls,
 };
 
 /// `:authority` of the sidecars' calls.
@@ -302,7 +303,7 @@ async fn measure(args: &ControlArgs, folder: &Path, machine: Machine) -> anyhow:
     let ca = folder.join("ca");
     let certificates = certificates::of_control_plane(&ca, ids, "istiod.istio-system.svc")?;
     let tls: Vec<Tls> = if args.tls {
-        certificates.iter().map(|one| Tls::new(one, b"h2", false)).collect::<Result<_, _>>()?
+        certificates.iter().map(|one| tls::mesh(one, b"h2", false)).collect::<Result<_, _>>()?
     } else {
         Vec::new()
     };

@@ -1,7 +1,7 @@
 //! `skysail bench latency`: rounds in which each peer takes a turn under the same load.
 //!
-//! A round goes through the numbers of connections: the baseline first, then each peer in each topology. Disturbances
-//! of the machine therefore affect all peers alike.
+//! For each number of connections, a round has one turn of the baseline, then in each topology one turn of each peer.
+//! Disturbances of the machine therefore affect all peers alike.
 
 use std::{
     path::PathBuf,

@@ -1,7 +1,8 @@
 //! `skysail bench`: measures the cost of a mesh on this machine, next to other proxies in the same run.
 //!
 //! [`control`] measures a control plane, and [`sign`] its certificate authority. [`dns`] counts the DNS
-//! queries of a control plane and of Envoys. [`gateway`] measures a gateway with many hosts.
+//! queries of a control plane and of Envoys. [`gateway`] measures a gateway with many hosts. [`instructions`]
+//! counts the instructions of a request.
 //!
 //! [`latency`] and [`compare`] measure peers, which are the proxies to compare. They run in rounds; in each
 //! round every peer has one turn. [`topology`] runs a turn: a server ([`serve`]), the sidecars ([`peers`])
@@ -18,7 +19,7 @@ mod gateway;
 mod instructions;
 mod latency;
 mod sign;
-// Modules use those listed below them.
+// In groups from top to bottom: a group uses the groups below it. Exception: `results` uses `stage`.
 mod stage;
 
 mod report;
@@ -34,16 +35,16 @@ mod accounting;
 mod callgrind;
 mod certificates;
 mod child;
-mod clock;
 mod cpus;
 mod envoy;
 mod foreign_load;
-mod http1;
 mod layout;
 mod namespace;
 mod node;
 mod schedule;
-mod stream;
+mod tls;
+
+use skysail_load::{clock, http1, stream};
 
 /// Selects the benchmark.
 #[derive(Clone, Debug, clap::Args)]
@@ -79,7 +80,8 @@ enum Benchmark {
     /// Instructions that a sidecar executes per request, counted by valgrind. The load of the machine does not affect
     /// them.
     ///
-    /// For CI: a change that makes requests more expensive fails against a file that is kept with the source.
+    /// For CI, --baseline compares the counts with a file that is kept with the source, and fails if they have
+    /// increased.
     Instructions(instructions::InstructionsArgs),
     /// Certificates that the authority signs per second, without the network.
     Sign(sign::SignArgs),
@@ -92,7 +94,7 @@ enum Benchmark {
 }
 
 /// Runs a benchmark. Returns true if all of it was measured. The process must have only one thread, because the
-/// kernel requires that for namespaces.
+/// kernel lets only a single-threaded process create a user namespace.
 ///
 /// # Errors
 /// The machine lacks something that the benchmark needs, or the result cannot be written.

@@ -23,6 +23,7 @@ use crate::{
     node::{Node, Protocol, Role},
     peers::Peer,
     stream::Tls,
+    tls,
 };
 
 /// Topology between client and server.
@@ -213,7 +214,7 @@ impl RunningTopology {
             let mut command = peer.command(program, &node)?;
             if index + 1 == sidecars.len() && !setup.under.is_empty() {
                 command.splice(..0, setup.under.iter().cloned());
-                // Valgrind makes system calls of its own, and executes memory into which it translates code.
+                // The filter would refuse what valgrind does: other system calls, and code in writable memory.
                 command.push("--no-seccomp".into());
             }
             let mut proxy = Running::start(name, &command, &setup.folder, scheduling)?;
@@ -228,7 +229,7 @@ impl RunningTopology {
     /// Returns the TLS settings of the client, if it uses TLS.
     pub(crate) fn tls(&self, setup: &Setup, resume: bool) -> anyhow::Result<Option<Tls>> {
         let wanted = self.shape.topology == Topology::ServerMtls;
-        wanted.then(|| Tls::new(&setup.certificates, b"http/1.1", resume)).transpose()
+        wanted.then(|| tls::mesh(&setup.certificates, b"http/1.1", resume)).transpose()
     }
 
     /// Runs a client on its own thread, with the scheduling of clients.
@@ -283,7 +284,7 @@ async fn start_server(
     Ok(server)
 }
 
-/// Returns free ports. In a network namespace of the benchmark they stay free.
+/// Returns free ports. The benchmark has its own network namespace, so no other program takes them.
 fn free_ports(count: usize) -> anyhow::Result<Vec<u16>> {
     let listeners: Result<Vec<_>, _> =
         (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect();

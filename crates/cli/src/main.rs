@@ -27,13 +27,13 @@ mod up;
 mod view;
 mod workload;
 
-use std::process::ExitCode;
+use std::{ffi::OsString, process::ExitCode};
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use skysail_core::stdio;
 use skysail_sandbox::echo;
 
-/// A service mesh that runs the Istio and Kubernetes configuration you have, at a fraction of the cost.
+/// A service mesh that runs existing Istio and Kubernetes configuration with less CPU and memory.
 #[derive(Debug, Parser)]
 #[command(name = "skysail", version, arg_required_else_help = true, max_term_width = 110, after_help = exit::HELP)]
 struct Cli {
@@ -61,7 +61,7 @@ enum Command {
     Dashboard(dashboard::DashboardArgs),
     /// Print the logs of a workload, of its sidecar or of the control plane.
     Logs(pods::LogsArgs),
-    /// Show the pods of a running mesh, or the proxies that have an object in effect.
+    /// Show the pods of a running mesh, or the status of an object in each proxy.
     Status(status::StatusArgs),
     /// Find mistakes in configuration files, without running them.
     Analyze(analyze::AnalyzeArgs),
@@ -72,8 +72,10 @@ enum Command {
     Control(skysail_control::Args),
     /// Run only a sidecar (the same as `skysail-proxy`).
     Proxy(skysail_proxy::Args),
-    /// Measure CPU time, memory and latency of sidecars on this machine, and of other proxies.
+    /// Measure the cost of sidecars, gateways and the control plane on this machine.
     Bench(skysail_bench::Args),
+    /// Send requests at a constant rate, or as fast as possible, and report latencies. Flags and results are Fortio's.
+    Load(Box<skysail_load::LoadArgs>),
     /// Run only a built-in workload: the echo server, or a service of the airline example.
     #[command(subcommand)]
     Workload(Workload),
@@ -102,13 +104,23 @@ enum Workload {
 }
 
 fn main() -> ExitCode {
-    ExitCode::from(run(Cli::parse().command).unwrap_or_else(|error| {
+    ExitCode::from(run(Cli::parse_from(arguments()).command).unwrap_or_else(|error| {
         let code = exit::of_error(&error);
         if code != exit::READER_LEFT {
             stdio::print_error(format!("skysail: {error:#}"));
         }
         code
     }))
+}
+
+/// Returns the arguments of the program. Flags of `skysail load` may have one dash.
+fn arguments() -> Vec<OsString> {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let command = Cli::command();
+    match command.find_subcommand("load").filter(|_| arguments.get(1).is_some_and(|name| name == "load")) {
+        Some(load) => skysail_load::accept_single_dashes(arguments, load),
+        None => arguments,
+    }
 }
 
 fn run(command: Command) -> anyhow::Result<u8> {
@@ -130,6 +142,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::Proxy(args) => skysail_proxy::run(args).map(done),
         Command::Workload(Workload::Airline(args)) => airline::run(args).map(done),
         Command::Bench(args) => skysail_bench::run(args).map(exit::of),
+        Command::Load(args) => skysail_load::run(&args).map(exit::of),
         Command::Workload(Workload::Echo(args)) => Ok(echo::run(args).map(done)?),
         Command::Workload(Workload::Load(args)) => load::run(&args),
         Command::Completion { shell } => {

@@ -104,7 +104,8 @@ pub fn pick<'a>(
     rng: &mut fastrand::Rng,
 ) -> Option<&'a Arc<Endpoint>> {
     state.follow(cluster, endpoints, rng);
-    let avoids_priorities = want.priority_frequency > 0 && state.avoid_priorities(cluster, endpoints, want, rng);
+    let avoids_priorities =
+        want.priority_frequency > 0 && state.avoid_priorities(cluster, endpoints, want, rng);
     let mut attempt = 0;
     loop {
         let of = (want.hash, attempt, avoids_priorities);

@@ -8,6 +8,7 @@
 
 mod client;
 mod dns;
+mod go;
 mod load;
 mod mesh;
 mod objects;
@@ -16,6 +17,7 @@ mod wait;
 
 pub use client::{Client, ClientCertificate, wait_response};
 pub use dns::{Dns, DnsAnswer};
+pub use go::go_program;
 pub use load::{Load, Report};
 pub use mesh::{Answer, Ended, Mesh, Setup, copy_folder};
 pub use objects::{pod, service};

@@ -196,7 +196,7 @@ impl<'a> Fleet<'a> {
         let service = numbers.first().copied().unwrap_or_default() % self.plan.services;
         let tls = (!self.tls.is_empty()).then(|| &self.tls[service % self.plan.namespaces % self.tls.len()]);
         let stream = match tls {
-            None => Stream::begin(self.target)?,
+            None => Stream::begin(&self.target.into(), None)?,
             Some(tls) => {
                 let stream = Stream::open(self.target, Some(tls))?;
                 stream.socket().set_nonblocking(true)?;

@@ -27,7 +27,7 @@ use super::{
     ControlArgs, Fleet, Form, Mesh, Plan, Quantiles, SETTLE, Server, Subscription, TIMEOUT, learn,
     mesh::Change, message::Kind,
 };
-use crate::{certificates, clock, layout, report::Machine, stage, stream::Tls};
+use crate::{certificates, clock, layout, report::Machine, stage, stream::Tls, tls};
 
 /// Pause between two changes of an endpoint.
 const BETWEEN_CHANGES: Duration = Duration::from_millis(250);
@@ -125,7 +125,7 @@ async fn one(args: &ControlArgs, folder: &Path, attack: Attack) -> anyhow::Resul
     let ca = folder.join("ca");
     let certificates = certificates::of_control_plane(&ca, ids, "istiod.istio-system.svc")?;
     let tls: Vec<Tls> = if args.tls {
-        certificates.iter().map(|one| Tls::new(one, b"h2", false)).collect::<Result<_, _>>()?
+        certificates.iter().map(|one| tls::mesh(one, b"h2", false)).collect::<Result<_, _>>()?
     } else {
         Vec::new()
     };

@@ -7,6 +7,7 @@ use anyhow::{Context as _, ensure};
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::{Request, StatusCode};
+use skysail_load::server::WINDOW;
 use tokio::{
     net::TcpStream,
     task::{JoinSet, LocalSet},
@@ -14,7 +15,7 @@ use tokio::{
 };
 
 use super::{Load, LoadOutcome, WindowBoundary};
-use crate::{clock, serve::http2::WINDOW};
+use crate::clock;
 
 struct State {
     body: Bytes,

@@ -166,7 +166,7 @@ impl Client<'_> {
             let connection = &mut self.connections[at];
             (connection.request, connection.written, connection.filled) = (Some((due, now)), 0, 0);
             if connection.stream.is_none() {
-                let stream = Stream::begin(self.surge.target)?;
+                let stream = Stream::begin(&self.surge.target.into(), None)?;
                 self.epoll.add(stream.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, at as u64))?;
                 connection.stream = Some(stream);
             }

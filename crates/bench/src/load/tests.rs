@@ -43,7 +43,7 @@ fn the_timer_ticks_repeatedly() {
 fn every_request_of_the_window_is_accounted_for() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let target = listener.local_addr().unwrap();
-    std::thread::spawn(move || serve::serve(&listener).unwrap());
+    std::thread::spawn(move || skysail_load::server::serve_http1(&listener).unwrap());
     let mut moments = Vec::new();
     let outcome = drive(&load(target), |boundary| moments.push(boundary)).unwrap();
     assert_eq!(moments, [WindowBoundary::Begin, WindowBoundary::End]);
@@ -66,7 +66,7 @@ fn waiting_requests_count_from_their_due_time() {
         });
         // No request is answered before the end of the window.
         let moments = [begun.recv().unwrap(), begun.recv().unwrap()];
-        std::thread::spawn(move || serve::serve(&listener).unwrap());
+        std::thread::spawn(move || skysail_load::server::serve_http1(&listener).unwrap());
         (driving.join().unwrap().unwrap(), moments)
     });
     assert_eq!(begun, [WindowBoundary::Begin, WindowBoundary::End]);
@@ -202,7 +202,7 @@ fn new_connections_resume_only_on_request() {
     let target = tls_server(&certificates);
     for resume in [false, true] {
         let traffic = Traffic::NewConnections { resume };
-        let tls = Some(Tls::new(&certificates, b"http/1.1", resume).unwrap());
+        let tls = Some(crate::tls::mesh(&certificates, b"http/1.1", resume).unwrap());
         let outcome = drive(&Load { schedule: None, traffic, tls, ..load(target) }, |_| ()).unwrap();
         assert_eq!((outcome.unanswered, outcome.refused), (0, 0));
         assert!(outcome.requests > 3, "{}", outcome.requests);
@@ -224,7 +224,7 @@ fn surge_requests_all_end_and_connections_are_limited() {
     let [to_echo, to_silent] = [&echo, &silent].map(|listener| listener.local_addr().unwrap());
     // The request is too long, so the server answers with an error and closes.
     let large = surge::Surge { payload: 2 << 20, ..surge(to_echo) };
-    std::thread::spawn(move || serve::serve(&echo).unwrap());
+    std::thread::spawn(move || skysail_load::server::serve_http1(&echo).unwrap());
     let account = surge::drive(&surge(to_echo)).unwrap();
     assert_eq!((account.requests.len(), account.connections <= 4), (1_200, true));
     assert!(account.requests.iter().any(|request| request.end == surge::End::Answered));

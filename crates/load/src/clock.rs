@@ -6,17 +6,17 @@ use nix::{
 };
 
 /// Returns the monotonic time in nanoseconds.
-pub(crate) fn now() -> u64 {
+pub fn now() -> u64 {
     read(ClockId::CLOCK_MONOTONIC)
 }
 
 /// Returns the CPU time of the calling thread in nanoseconds.
-pub(crate) fn thread_cpu() -> u64 {
+pub fn thread_cpu() -> u64 {
     read(ClockId::CLOCK_THREAD_CPUTIME_ID)
 }
 
 /// Converts a time to the form of the kernel's timers.
-pub(crate) fn timespec(nanoseconds: u64) -> TimeSpec {
+pub fn timespec(nanoseconds: u64) -> TimeSpec {
     let part = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     TimeSpec::new(part(nanoseconds / 1_000_000_000), part(nanoseconds % 1_000_000_000))
 }

@@ -1,0 +1,358 @@
+//! Results as JSON, in the form of Fortio (`periodic.RunnerResults`, `stats.HistogramData`). Times are in seconds.
+
+use std::collections::BTreeMap;
+
+use chrono::{DateTime, SecondsFormat, Utc};
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    args::LoadArgs,
+    tally::{Outcome, Tally},
+    target::{Protocol, Target},
+};
+
+/// Nanoseconds of a second.
+const SECOND: f64 = 1e9;
+/// Code of requests without a response, as in Fortio.
+const NO_RESPONSE: &str = "-1";
+
+/// A result. Fields that Fortio does not know have names of ours and are ignored by it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(crate) struct RunResult {
+    pub(crate) run_type: String,
+    pub(crate) labels: String,
+    /// RFC 3339, with nanoseconds.
+    pub(crate) start_time: String,
+    /// A rate, or `max`.
+    #[serde(rename = "RequestedQPS")]
+    pub(crate) requested_qps: String,
+    /// A duration of Go, or `exactly N calls`.
+    pub(crate) requested_duration: String,
+    #[serde(rename = "ActualQPS")]
+    pub(crate) actual_qps: f64,
+    /// Nanoseconds.
+    pub(crate) actual_duration: u64,
+    /// Connections.
+    pub(crate) num_threads: u64,
+    pub(crate) version: String,
+    pub(crate) duration_histogram: HistogramData,
+    pub(crate) errors_duration_histogram: HistogramData,
+    pub(crate) exactly: u64,
+    pub(crate) jitter: bool,
+    pub(crate) uniform: bool,
+    pub(crate) no_catch_up: bool,
+    #[serde(rename = "RunID")]
+    pub(crate) run_id: i64,
+    #[serde(rename = "ID")]
+    pub(crate) id: String,
+    /// Number of responses by status, or by name.
+    pub(crate) ret_codes: BTreeMap<String, u64>,
+    #[serde(rename = "IPCountMap")]
+    pub(crate) ip_count_map: BTreeMap<String, u64>,
+    #[serde(rename = "URL")]
+    pub(crate) url: String,
+    pub(crate) sizes: HistogramData,
+    pub(crate) header_sizes: HistogramData,
+    /// Sockets of each connection.
+    pub(crate) sockets: Vec<u64>,
+    pub(crate) socket_count: u64,
+    pub(crate) connection_stats: HistogramData,
+    pub(crate) abort_on: i64,
+    /// Latency from the sending; in the open loop it excludes the wait for a connection.
+    pub(crate) since_sent_histogram: HistogramData,
+    /// Delay of the generator itself.
+    pub(crate) generator_lateness: HistogramData,
+    /// CPU time of the generator per request, in seconds.
+    pub(crate) generator_cpu: f64,
+    /// Number of threads of the generator.
+    pub(crate) generator_threads: u64,
+    /// Requests without a response, by reason.
+    pub(crate) failures: BTreeMap<String, u64>,
+    /// Overdue requests that were skipped (`-nocatchup`).
+    pub(crate) skipped: u64,
+    /// Requests that were due and not sent.
+    pub(crate) unsent: u64,
+    /// The load ended early, by a signal or by `-abort-on`.
+    pub(crate) interrupted: bool,
+}
+
+/// A histogram.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(crate) struct HistogramData {
+    pub(crate) count: u64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
+    pub(crate) sum: f64,
+    pub(crate) avg: f64,
+    pub(crate) std_dev: f64,
+    pub(crate) data: Option<Vec<Bucket>>,
+    pub(crate) percentiles: Option<Vec<Percentile>>,
+}
+
+/// Number of values above `start`, up to `end`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct Bucket {
+    pub(crate) start: f64,
+    pub(crate) end: f64,
+    /// Share of the values up to `end`, in percent.
+    pub(crate) percent: f64,
+    pub(crate) count: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct Percentile {
+    pub(crate) percentile: f64,
+    pub(crate) value: f64,
+}
+
+impl Default for RunResult {
+    fn default() -> Self {
+        Self {
+            run_type: "HTTP".to_owned(),
+            labels: String::new(),
+            start_time: String::new(),
+            requested_qps: "max".to_owned(),
+            requested_duration: String::new(),
+            actual_qps: 0.0,
+            actual_duration: 0,
+            num_threads: 0,
+            version: String::new(),
+            duration_histogram: HistogramData::default(),
+            errors_duration_histogram: HistogramData::default(),
+            exactly: 0,
+            jitter: false,
+            uniform: false,
+            no_catch_up: false,
+            run_id: 0,
+            id: String::new(),
+            ret_codes: BTreeMap::new(),
+            ip_count_map: BTreeMap::new(),
+            url: String::new(),
+            sizes: HistogramData::default(),
+            header_sizes: HistogramData::default(),
+            sockets: Vec::new(),
+            socket_count: 0,
+            connection_stats: HistogramData::default(),
+            abort_on: 0,
+            since_sent_histogram: HistogramData::default(),
+            generator_lateness: HistogramData::default(),
+            generator_cpu: 0.0,
+            generator_threads: 0,
+            failures: BTreeMap::new(),
+            skipped: 0,
+            unsent: 0,
+            interrupted: false,
+        }
+    }
+}
+
+/// How a run went, besides its requests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RunFacts {
+    pub(crate) started: DateTime<Utc>,
+    /// Nanoseconds.
+    pub(crate) duration: u64,
+    pub(crate) threads: usize,
+    pub(crate) interrupted: bool,
+}
+
+impl RunResult {
+    /// Summarizes a run.
+    pub(crate) fn of(args: &LoadArgs, target: &Target, tally: &Tally, facts: RunFacts) -> Self {
+        let (exactly, jitter, uniform, no_catch_up) = args.recorded();
+        let (count, _) = tally.counts();
+        let time = |histogram: &Histogram<u64>| HistogramData::of(histogram, SECOND, args);
+        let size = |histogram: &Histogram<u64>| HistogramData::of(histogram, 1.0, args);
+        let labels = args.labels.clone().unwrap_or_else(|| target.url.clone());
+        let (mut ret_codes, mut failures) = (BTreeMap::new(), BTreeMap::new());
+        for (outcome, count) in &tally.outcomes {
+            let code = match outcome {
+                Outcome::Status(status) => status.to_string(),
+                Outcome::Named(name) => (*name).to_owned(),
+                Outcome::Failed(failure) => {
+                    failures.insert(failure.name().to_owned(), *count);
+                    if target.protocol == Protocol::Grpc { "ERROR" } else { NO_RESPONSE }.to_owned()
+                }
+            };
+            *ret_codes.entry(code).or_default() += count;
+        }
+        Self {
+            run_type: match target.protocol {
+                Protocol::Http1 | Protocol::Http2 => "HTTP".to_owned(),
+                Protocol::Grpc if args.ping => "GRPC Ping".to_owned(),
+                Protocol::Grpc => "GRPC Health".to_owned(),
+                Protocol::Tcp => "TCP".to_owned(),
+            },
+            start_time: facts.started.to_rfc3339_opts(SecondsFormat::Nanos, true),
+            requested_qps: args.rate().map_or_else(|| "max".to_owned(), |rate| rate.to_string()),
+            requested_duration: match (args.count(), args.duration()) {
+                (Some(count), _) => format!("exactly {count} calls"),
+                (None, Some(duration)) => go_duration(duration.as_nanos()),
+                (None, None) => "until stop".to_owned(),
+            },
+            actual_qps: count as f64 * SECOND / facts.duration.max(1) as f64,
+            actual_duration: facts.duration,
+            num_threads: u64::from(args.connections),
+            version: concat!("skysail ", env!("CARGO_PKG_VERSION")).to_owned(),
+            duration_histogram: time(&tally.latency),
+            errors_duration_histogram: time(&tally.failed),
+            exactly,
+            jitter,
+            uniform,
+            no_catch_up,
+            id: id(&facts.started, &labels),
+            labels,
+            ret_codes,
+            ip_count_map: BTreeMap::from([(target.address_name.clone(), tally.sockets.iter().sum())]),
+            url: target.url.clone(),
+            sizes: size(&tally.sizes),
+            header_sizes: size(&tally.heads),
+            sockets: tally.sockets.clone(),
+            socket_count: tally.sockets.iter().sum(),
+            connection_stats: time(&tally.connects),
+            abort_on: args.abort_on.unwrap_or(0).into(),
+            since_sent_histogram: time(&tally.since_sent),
+            generator_lateness: time(&tally.lateness),
+            generator_cpu: tally.cpu as f64 / SECOND / count.max(1) as f64,
+            generator_threads: facts.threads as u64,
+            failures,
+            skipped: tally.skipped,
+            unsent: tally.unsent,
+            interrupted: facts.interrupted,
+            run_id: 0,
+        }
+    }
+}
+
+impl HistogramData {
+    /// Converts a histogram. `unit` is the number of its units in one of the result.
+    fn of(histogram: &Histogram<u64>, unit: f64, args: &LoadArgs) -> Self {
+        let count = histogram.len();
+        if count == 0 {
+            return Self::default();
+        }
+        let is_time = unit > 1.0;
+        let (width, offset) = match is_time {
+            true => (args.resolution * unit, args.offset.as_nanos() as f64),
+            false => (1.0, 0.0),
+        };
+        let value_at = |percentile: &f64| Percentile {
+            percentile: *percentile,
+            value: histogram.value_at_quantile(percentile / 100.0) as f64 / unit,
+        };
+        Self {
+            count,
+            min: histogram.min() as f64 / unit,
+            max: histogram.max() as f64 / unit,
+            sum: histogram.mean() * count as f64 / unit,
+            avg: histogram.mean() / unit,
+            std_dev: histogram.stdev() / unit,
+            data: Some(buckets(histogram, unit, width, offset)),
+            percentiles: is_time.then(|| args.percentiles.iter().map(value_at).collect()),
+        }
+    }
+}
+
+/// Groups the values in buckets. Their width is that of the smallest bucket, then 1 to 10 % of the value.
+fn buckets(histogram: &Histogram<u64>, unit: f64, width: f64, offset: f64) -> Vec<Bucket> {
+    let (min, count) = (histogram.min() as f64, histogram.len() as f64);
+    let mut buckets: Vec<Bucket> = Vec::new();
+    let (mut so_far, mut start) = (0, min);
+    for value in histogram.iter_recorded() {
+        let at = histogram.lowest_equivalent(value.value_iterated_to()) as f64;
+        so_far += value.count_since_last_iteration();
+        let percent = so_far as f64 * 100.0 / count;
+        let end = edge(at - offset, width) + offset;
+        match buckets.last_mut() {
+            Some(last) if last.end * unit >= end - 0.5 => {
+                last.count += value.count_since_last_iteration();
+                last.percent = percent;
+            }
+            _ => buckets.push(Bucket {
+                start: start / unit,
+                end: end / unit,
+                percent,
+                count: value.count_since_last_iteration(),
+            }),
+        }
+        start = end;
+    }
+    // As in Fortio, the last bucket ends with the maximum.
+    if let Some(last) = buckets.last_mut() {
+        last.end = (histogram.max() as f64 / unit).max(last.start);
+    }
+    buckets
+}
+
+/// Returns the end of the bucket of a value: the next multiple of `width` with two significant digits.
+fn edge(value: f64, width: f64) -> f64 {
+    let units = (value / width).ceil().max(1.0);
+    let mut scale = 1.0;
+    while units / scale > 100.0 {
+        scale *= 10.0;
+    }
+    (units / scale).ceil() * scale * width
+}
+
+/// Returns the name of a result: its time in UTC, and the labels with letters, digits and `_` only, as Fortio does.
+fn id(started: &DateTime<Utc>, labels: &str) -> String {
+    /// Maximum length in Fortio.
+    const MAX: usize = 96;
+    let mut id = format!("{}_", started.format("%Y-%m-%d-%H%M%S"));
+    for character in labels.chars() {
+        match character {
+            _ if id.len() >= MAX => break,
+            'a'..='z' | 'A'..='Z' | '0'..='9' => id.push(character),
+            _ if id.ends_with('_') => {}
+            _ => id.push('_'),
+        }
+    }
+    id
+}
+
+/// Writes a duration as Go does for whole milliseconds: `1m30s`, `250ms`.
+fn go_duration(nanoseconds: u128) -> String {
+    let milliseconds = nanoseconds / 1_000_000;
+    let (minutes, rest) = (milliseconds / 60_000, milliseconds % 60_000);
+    match (minutes, rest) {
+        (0, rest) if rest < 1_000 => format!("{rest}ms"),
+        (0, rest) => format!("{}s", rest as f64 / 1e3),
+        (minutes, rest) if minutes < 60 => format!("{minutes}m{}s", rest as f64 / 1e3),
+        (minutes, rest) => format!("{}h{}m{}s", minutes / 60, minutes % 60, rest as f64 / 1e3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_have_two_significant_digits_and_count_everything() {
+        let mut histogram = Histogram::<u64>::new_with_bounds(1, 3_600_000_000_000, 3).unwrap();
+        for value in [50_000, 100_000, 150_000, 1_234_567, 12_345_678, 12_345_999] {
+            histogram.record(value).unwrap();
+        }
+        let buckets = buckets(&histogram, SECOND, 100_000.0, 0.0);
+        assert_eq!(buckets.iter().map(|bucket| bucket.count).collect::<Vec<_>>(), [2, 1, 1, 2]);
+        let ends: Vec<f64> = buckets.iter().map(|bucket| (bucket.end * 1e5).round() / 1e5).collect();
+        assert_eq!(ends[..3], [0.0001, 0.0002, 0.0013]);
+        assert!(buckets.iter().all(|bucket| bucket.start <= bucket.end));
+        assert!((buckets[3].percent - 100.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn names_and_durations_are_those_of_fortio() {
+        let started = DateTime::from_timestamp(1_700_000_000, 0).unwrap();
+        assert_eq!(id(&started, "a b://c-8"), "2023-11-14-221320_a_b_c_8");
+        for (text, milliseconds) in
+            [("250ms", 250), ("5s", 5_000), ("1m30s", 90_000), ("1h0m0.5s", 3_600_500)]
+        {
+            assert_eq!(go_duration(milliseconds * 1_000_000), text);
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! The server for HTTP/1 and TCP: many connections on one thread with epoll. It must cost little next to what is
+//! measured in front of it.
+
+use std::{
+    cmp::Reverse,
+    collections::BinaryHeap,
+    convert::Infallible,
+    io::{self, ErrorKind, Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    os::fd::{AsFd as _, AsRawFd as _},
+};
+
+use nix::sys::{
+    epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+    socket::{MsgFlags, recv},
+};
+
+use super::{behavior::Behavior, http2::HandOver};
+use crate::{
+    clock,
+    http1::{self, Chunks, Head},
+    worker::nanoseconds,
+};
+
+/// Maximum of the body of a request, and of the input that waits on a connection, in bytes.
+const MAX_BODY: usize = 1 << 20;
+/// Maximum of the head of a request.
+const MAX_HEAD: usize = 64 << 10;
+const FIRST_BUFFER: usize = 16 << 10;
+/// Data of the listeners' events, which no connection has.
+const HTTP: u64 = u64::MAX;
+const TCP: u64 = u64::MAX - 1;
+/// First bytes of HTTP/2 (RFC 9113, section 3.4).
+const PREFACE: &[u8] = b"PRI ";
+
+/// Serves HTTP/1 on this listener.
+///
+/// # Errors
+/// The listener or epoll fails.
+pub fn serve(listener: &TcpListener) -> io::Result<Infallible> {
+    Server::new(listener, None, None)?.run()
+}
+
+/// Serves HTTP/1 and a TCP echo. Connections of HTTP/2 are handed over.
+pub(super) fn serve_all(http: &TcpListener, tcp: &TcpListener, http2: &HandOver) -> io::Result<Infallible> {
+    Server::new(http, Some(tcp), Some(http2))?.run()
+}
+
+struct Server<'a> {
+    http: &'a TcpListener,
+    tcp: Option<&'a TcpListener>,
+    http2: Option<&'a HandOver>,
+    epoll: Epoll,
+    /// By file descriptor, because these are small numbers that are reused.
+    connections: Vec<Option<Connection>>,
+    /// Connections with a delayed response, by the end of the delay. The second number tells them from later
+    /// connections with the same file descriptor.
+    delayed: BinaryHeap<Reverse<(u64, u64, usize)>>,
+    accepted: u64,
+    rng: fastrand::Rng,
+}
+
+struct Connection {
+    stream: TcpStream,
+    number: u64,
+    protocol: Protocol,
+    input: Vec<u8>,
+    filled: usize,
+    output: Vec<u8>,
+    /// The rest of the output waits until the socket is writable, or for the end of the delay. Nothing is read.
+    is_waiting: bool,
+    is_delayed: bool,
+    /// The connection is closed once the output is sent.
+    closes: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Protocol {
+    /// HTTP, of a version that the first bytes show.
+    Unknown,
+    Http1,
+    Echo,
+}
+
+impl<'a> Server<'a> {
+    fn new(
+        http: &'a TcpListener,
+        tcp: Option<&'a TcpListener>,
+        http2: Option<&'a HandOver>,
+    ) -> io::Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        for (listener, data) in [(Some(http), HTTP), (tcp, TCP)] {
+            let Some(listener) = listener else { continue };
+            listener.set_nonblocking(true)?;
+            epoll.add(listener.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, data))?;
+        }
+        Ok(Self {
+            http,
+            tcp,
+            http2,
+            epoll,
+            connections: Vec::new(),
+            delayed: BinaryHeap::new(),
+            accepted: 0,
+            rng: fastrand::Rng::new(),
+        })
+    }
+
+    fn run(&mut self) -> io::Result<Infallible> {
+        let mut events = [EpollEvent::empty(); 256];
+        loop {
+            let pause = match self.delayed.peek() {
+                None => EpollTimeout::NONE,
+                Some(Reverse((due, ..))) => {
+                    let milliseconds = due.saturating_sub(clock::now()).div_ceil(1_000_000);
+                    EpollTimeout::from(u16::try_from(milliseconds).unwrap_or(u16::MAX))
+                }
+            };
+            let count = match self.epoll.wait(&mut events, pause) {
+                Err(nix::Error::EINTR) => continue,
+                count => count?,
+            };
+            for event in &events[..count] {
+                match event.data() {
+                    HTTP => self.accept(self.http, Protocol::Unknown)?,
+                    TCP => self.tcp.map_or(Ok(()), |listener| self.accept(listener, Protocol::Echo))?,
+                    at => self.ready(usize::try_from(at).map_err(io::Error::other)?, event.events()),
+                }
+            }
+            self.end_delays();
+        }
+    }
+
+    fn accept(&mut self, listener: &TcpListener, protocol: Protocol) -> io::Result<()> {
+        loop {
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                // The client has closed the connection already.
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
+                Err(error) => return Err(error),
+            };
+            stream.set_nonblocking(true)?;
+            stream.set_nodelay(true)?;
+            let at = usize::try_from(stream.as_raw_fd()).map_err(io::Error::other)?;
+            self.epoll.add(stream.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, at as u64))?;
+            if self.connections.len() <= at {
+                self.connections.resize_with(at + 1, || None);
+            }
+            self.accepted += 1;
+            self.connections[at] = Some(Connection {
+                stream,
+                number: self.accepted,
+                protocol,
+                input: vec![0; FIRST_BUFFER],
+                filled: 0,
+                output: Vec::new(),
+                is_waiting: false,
+                is_delayed: false,
+                closes: false,
+            });
+        }
+    }
+
+    /// Handles events of a connection. An error closes it.
+    fn ready(&mut self, at: usize, events: EpollFlags) {
+        let Some(Some(connection)) = self.connections.get_mut(at) else { return };
+        if connection.protocol == Protocol::Unknown && self.http2.is_some() {
+            let mut first = [0; PREFACE.len()];
+            let length = recv(connection.stream.as_raw_fd(), &mut first, MsgFlags::MSG_PEEK).unwrap_or(0);
+            if length == first.len() && first == PREFACE {
+                if let Some(connection) = self.connections[at].take() {
+                    let _ = self.epoll.delete(&connection.stream);
+                    // Without a receiver the server ends anyway.
+                    let _ = self.http2.map(|http2| http2.send(connection.stream));
+                }
+                return;
+            }
+            connection.protocol = Protocol::Http1;
+        }
+        match connection.ready(&self.epoll, events, &mut self.rng) {
+            Ok(None) => {}
+            Ok(Some(delay)) => self.delayed.push(Reverse((clock::now() + delay, connection.number, at))),
+            Err(_) => self.connections[at] = None,
+        }
+    }
+
+    /// Sends the responses whose delay has ended.
+    fn end_delays(&mut self) {
+        let now = clock::now();
+        while let Some(Reverse((due, number, at))) = self.delayed.peek().copied()
+            && due <= now
+        {
+            self.delayed.pop();
+            let Some(Some(connection)) = self.connections.get_mut(at) else { continue };
+            if connection.number == number {
+                connection.is_delayed = false;
+                self.ready(at, EpollFlags::EPOLLOUT);
+            }
+        }
+    }
+}
+
+impl Connection {
+    /// Reads and answers available requests. Returns the delay of the next response in nanoseconds, if it has one.
+    fn ready(
+        &mut self,
+        epoll: &Epoll,
+        events: EpollFlags,
+        rng: &mut fastrand::Rng,
+    ) -> io::Result<Option<u64>> {
+        if self.is_delayed {
+            // The client has closed the connection.
+            return if events.intersects(EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR) {
+                Err(ErrorKind::ConnectionReset.into())
+            } else {
+                Ok(None)
+            };
+        }
+        if events.contains(EpollFlags::EPOLLOUT) {
+            self.send(epoll)?;
+            if self.is_waiting {
+                return Ok(None);
+            }
+        } else {
+            match self.stream.read(&mut self.input[self.filled..]) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(length) => self.filled += length,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+        if self.protocol == Protocol::Echo {
+            self.output.extend_from_slice(&self.input[..self.filled]);
+            self.filled = 0;
+            return self.send(epoll).map(|()| None);
+        }
+        let delay = self.answer(rng)?;
+        match delay {
+            Some(_) => {
+                self.is_delayed = true;
+                let at = u64::try_from(self.stream.as_raw_fd()).map_err(io::Error::other)?;
+                epoll.modify(self.stream.as_fd(), &mut EpollEvent::new(EpollFlags::empty(), at))?;
+                self.is_waiting = true;
+            }
+            None => self.send(epoll)?,
+        }
+        Ok(delay)
+    }
+
+    /// Answers complete requests, up to one whose response is delayed.
+    fn answer(&mut self, rng: &mut fastrand::Rng) -> io::Result<Option<u64>> {
+        let (mut done, mut delay) = (0, None);
+        while let Some(head) = http1::head(&self.input[done..self.filled])
+            && !self.closes
+            && delay.is_none()
+        {
+            let rest = &self.input[done + head.length..self.filled];
+            let Some((body, taken)) = read_body(&head, rest) else { break };
+            let bytes = &self.input[done..done + head.length];
+            let asked =
+                respond(bytes, &head, body.as_deref().unwrap_or(&rest[..taken]), &mut self.output, rng);
+            self.closes = asked.closes;
+            delay = Some(nanoseconds(asked.delay)).filter(|delay| *delay > 0);
+            done += head.length + taken;
+        }
+        self.input.copy_within(done..self.filled, 0);
+        self.filled -= done;
+        if self.filled == self.input.len() {
+            let has_head = http1::head(&self.input[..self.filled]).is_some();
+            if self.filled >= if has_head { MAX_HEAD + MAX_BODY } else { MAX_HEAD } {
+                return Err(ErrorKind::InvalidData.into());
+            }
+            self.input.resize(self.filled * 2, 0);
+        }
+        Ok(delay)
+    }
+
+    fn send(&mut self, epoll: &Epoll) -> io::Result<()> {
+        let mut sent = 0;
+        while sent < self.output.len() {
+            match self.stream.write(&self.output[sent..]) {
+                Ok(length) => sent += length,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        self.output.drain(..sent);
+        let is_waiting = !self.output.is_empty();
+        if !is_waiting && self.closes {
+            return Err(ErrorKind::ConnectionReset.into());
+        }
+        if is_waiting != self.is_waiting {
+            self.is_waiting = is_waiting;
+            let flags = if is_waiting { EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN };
+            let at = u64::try_from(self.stream.as_raw_fd()).map_err(io::Error::other)?;
+            epoll.modify(self.stream.as_fd(), &mut EpollEvent::new(flags, at))?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads the body of a request; `None` while it is incomplete. Returns the decoded body, if it was chunked, and the
+/// number of its bytes in the input.
+fn read_body(head: &Head, input: &[u8]) -> Option<(Option<Vec<u8>>, usize)> {
+    if !head.chunked {
+        let length = head.content_length.unwrap_or(0);
+        return (input.len() >= length).then_some((None, length));
+    }
+    let (mut body, mut chunks) = (Vec::new(), Chunks::START);
+    let (taken, is_done) = chunks.read(input, |part| body.extend_from_slice(part));
+    // An invalid body ends the message: the next request cannot be found, and fails.
+    is_done.unwrap_or(true).then_some((Some(body), taken))
+}
+
+/// Writes the response to a request. Returns what the request asks for.
+fn respond(
+    bytes: &[u8],
+    head: &Head,
+    body: &[u8],
+    output: &mut Vec<u8>,
+    rng: &mut fastrand::Rng,
+) -> Behavior {
+    let line = bytes.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let target = line.split(|byte| *byte == b' ').nth(1).and_then(|target| std::str::from_utf8(target).ok());
+    let query = target.and_then(|target| target.split_once('?')).map_or("", |(_, query)| query);
+    let is_http10 = line.ends_with(b"HTTP/1.0");
+    let asked = if query.is_empty() { Ok(Behavior::default()) } else { Behavior::of(query, rng) };
+    let (mut asked, error) = match asked {
+        Ok(asked) => (asked, None),
+        Err(error) => (Behavior { status: Some(400), ..Behavior::default() }, Some(format!("{error}\n"))),
+    };
+    asked.closes |= if is_http10 { !head.keep_alive } else { head.close };
+    let status = asked.status.unwrap_or(200);
+    let length = match (&error, asked.size) {
+        (Some(error), _) => error.len(),
+        (None, Some(size)) => size,
+        (None, None) => body.len(),
+    };
+    let has_body = status != 204 && status != 304;
+    // Writing to a Vec cannot fail.
+    let _ = write!(output, "HTTP/1.1 {status} {}\r\nContent-Type: text/plain\r\n", reason(status));
+    if has_body {
+        let _ = write!(output, "Content-Length: {length}\r\n");
+    }
+    for (name, value) in &asked.headers {
+        let _ = write!(output, "{name}: {value}\r\n");
+    }
+    let connection: &[u8] = match (asked.closes, is_http10) {
+        (true, _) => b"Connection: close\r\n",
+        (false, true) => b"Connection: keep-alive\r\n",
+        (false, false) => b"",
+    };
+    output.extend_from_slice(connection);
+    output.extend_from_slice(b"Server: skysail-bench\r\n\r\n");
+    match (error, asked.size) {
+        _ if !has_body || bytes.starts_with(b"HEAD ") => {}
+        (Some(error), _) => output.extend_from_slice(error.as_bytes()),
+        (None, Some(size)) => output.resize(output.len() + size, b'x'),
+        (None, None) => output.extend_from_slice(body),
+    }
+    asked
+}
+
+fn reason(status: u16) -> &'static str {
+    http::StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or("Unknown")
+}

@@ -1,0 +1,192 @@
+//! The engine for HTTP/2 and gRPC: many streams on one thread. Each stream has at most one request in progress.
+
+mod connection;
+mod timer;
+
+use std::{cell::RefCell, ops::Range, rc::Rc, sync::Arc, time::Duration};
+
+use anyhow::bail;
+use bytes::Bytes;
+use tokio::{
+    task::{JoinSet, LocalSet},
+    time::{MissedTickBehavior, interval, timeout},
+};
+
+use self::{connection::SharedConnection, timer::Timer};
+use crate::{
+    args::LoadArgs,
+    clock, grpc,
+    pace::Pace,
+    tally::{Failure, Outcome, Tally, Times},
+    target::{Protocol, Target},
+    worker::{Interval, Shared, nanoseconds},
+};
+
+/// Time between two looks at the end of the load, after which results are reported too.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What all streams of a thread use.
+struct Thread {
+    args: LoadArgs,
+    target: Target,
+    shared: Arc<Shared>,
+    timer: Timer,
+    tally: RefCell<Tally>,
+    interval: RefCell<Interval>,
+    /// Body of the requests: the payload, or a gRPC message with its prefix.
+    body: Bytes,
+}
+
+/// One sender of requests.
+struct Sender {
+    connection: Rc<SharedConnection>,
+    pace: Pace,
+}
+
+/// Sends the requests of the connections with these indices. Returns the results when all have ended.
+pub(crate) fn run(
+    args: &LoadArgs,
+    target: &Target,
+    shared: &Arc<Shared>,
+    indices: Range<u64>,
+) -> anyhow::Result<Tally> {
+    let prepare = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let local = LocalSet::new();
+        let prepared = local.block_on(&runtime, warm_up(args, target, shared, indices))?;
+        anyhow::Ok((runtime, local, prepared))
+    };
+    let prepared = prepare();
+    if prepared.is_err() {
+        shared.stop();
+    }
+    let start = shared.wait_ready();
+    let (runtime, local, (thread, senders)) = prepared?;
+    let cpu = clock::thread_cpu();
+    local.block_on(&runtime, send(&thread, senders, start))?;
+    drop(local);
+    let mut tally = thread.tally.replace(Tally::new()?);
+    tally.cpu = clock::thread_cpu() - cpu;
+    Ok(tally)
+}
+
+/// Opens all connections and sends one request over each.
+async fn warm_up(
+    args: &LoadArgs,
+    target: &Target,
+    shared: &Arc<Shared>,
+    indices: Range<u64>,
+) -> anyhow::Result<(Rc<Thread>, Vec<Sender>)> {
+    let body = match target.protocol {
+        Protocol::Grpc => grpc::message(args, &target.payload),
+        _ => target.payload.clone().into(),
+    };
+    let thread = Rc::new(Thread {
+        args: args.clone(),
+        target: target.clone(),
+        shared: Arc::clone(shared),
+        timer: Timer::start()?,
+        tally: RefCell::new(Tally::new()?),
+        interval: RefCell::new(Interval::new()?),
+        body,
+    });
+    let streams = u64::from(args.streams);
+    let settings = args.pace(u64::from(args.connections) * streams);
+    let mut senders = Vec::new();
+    for index in indices {
+        let connection = Rc::new(SharedConnection::new(args));
+        let (outcome, _) = exchange(&thread, &connection).await;
+        if !outcome.is_success() && !args.allow_initial_errors {
+            let reason = match outcome {
+                Outcome::Status(status) => format!("has status {status}"),
+                Outcome::Named(name) => format!("is {name}"),
+                Outcome::Failed(failure) => format!("failed: {}", failure.name()),
+            };
+            bail!("the first request to {} {reason}; -allow-initial-errors begins anyway", target.url);
+        }
+        senders.extend((0..streams).map(|stream| Sender {
+            connection: Rc::clone(&connection),
+            pace: settings.of_connection(index * streams + stream),
+        }));
+    }
+    Ok((thread, senders))
+}
+
+/// Runs all senders to their end.
+async fn send(thread: &Rc<Thread>, senders: Vec<Sender>, start: u64) -> anyhow::Result<()> {
+    let mut connections: Vec<Rc<SharedConnection>> = Vec::new();
+    for sender in &senders {
+        if !connections.last().is_some_and(|last| Rc::ptr_eq(last, &sender.connection)) {
+            connections.push(Rc::clone(&sender.connection));
+        }
+    }
+    let mut tasks = JoinSet::new();
+    for sender in senders {
+        tasks.spawn_local(sender.run(Rc::clone(thread), start));
+    }
+    let duration = thread.args.duration().map_or(u64::MAX, nanoseconds);
+    let give_up = start.saturating_add(duration).saturating_add(nanoseconds(thread.args.timeout));
+    let mut look = interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            ended = tasks.join_next() => match ended {
+                Some(ended) => ended?,
+                None => break,
+            },
+            _ = look.tick() => {
+                thread.shared.report(&mut thread.interval.borrow_mut());
+                if thread.shared.is_stopped() || clock::now() >= give_up {
+                    break;
+                }
+            }
+        }
+    }
+    thread.shared.report(&mut thread.interval.borrow_mut());
+    let mut tally = thread.tally.borrow_mut();
+    tally.sockets = connections.iter().map(|connection| connection.sockets()).collect();
+    Ok(())
+}
+
+impl Sender {
+    /// Sends requests until none is due any more.
+    async fn run(mut self, thread: Rc<Thread>, start: u64) {
+        let mut rng = fastrand::Rng::new();
+        while !thread.shared.is_stopped() {
+            let now = clock::now();
+            let Some(due) = self.pace.next(now.saturating_sub(start), &mut rng) else { break };
+            let due = start + due;
+            if due > now {
+                thread.timer.until(due).await;
+                let late = clock::now().saturating_sub(due);
+                thread.tally.borrow_mut().lateness.saturating_record(late);
+            }
+            let sent = clock::now();
+            let (outcome, size) = exchange(&thread, &self.connection).await;
+            let ended = clock::now();
+            let due = if thread.args.from_sent || !self.pace.is_open_loop() { sent } else { due };
+            let mut tally = thread.tally.borrow_mut();
+            tally.record(outcome, Times { due, sent, ended });
+            if let Some(size) = size {
+                tally.record_size(0, size);
+            }
+            thread.interval.borrow_mut().record(ended.saturating_sub(due), outcome.is_success());
+            thread.shared.check_abort(outcome);
+        }
+        let mut tally = thread.tally.borrow_mut();
+        tally.skipped += self.pace.skipped;
+        tally.unsent += self.pace.left_before(clock::now().saturating_sub(start));
+    }
+}
+
+/// Sends a request. Returns its outcome, and the bytes of the response's body.
+async fn exchange(thread: &Thread, connection: &SharedConnection) -> (Outcome, Option<u64>) {
+    match timeout(thread.args.timeout, connection.exchange(thread)).await {
+        Ok(Ok((outcome, size))) => (outcome, Some(size)),
+        Ok(Err(failure)) => {
+            connection.discard();
+            (Outcome::Failed(failure), None)
+        }
+        Err(_) => (Outcome::Failed(Failure::Timeout), None),
+    }
+}

@@ -1,0 +1,176 @@
+//! Loads against the echo servers, over real sockets.
+
+use std::net::{SocketAddr, TcpListener};
+
+use clap::Parser as _;
+
+use crate::{args::LoadArgs, result::RunResult, run, server, target::Target};
+
+#[derive(clap::Parser)]
+struct CommandLine {
+    #[command(flatten)]
+    args: LoadArgs,
+}
+
+fn args(line: &str) -> LoadArgs {
+    let line = ["load", "-quiet"].into_iter().chain(line.split(' ')).map(Into::into).collect();
+    let command = <CommandLine as clap::CommandFactory>::command();
+    CommandLine::parse_from(crate::accept_single_dashes(line, &command)).args
+}
+
+/// Runs a load with these arguments, of which the last is the URL.
+fn load(line: &str) -> RunResult {
+    let args = args(line);
+    args.check().unwrap();
+    let target = Target::of(&args, args.url.as_deref().unwrap()).unwrap();
+    let result = run::measure(&args, &target).unwrap();
+    let codes: u64 = result.ret_codes.values().sum();
+    assert_eq!(codes, result.duration_histogram.count, "every request has one outcome");
+    let buckets =
+        result.duration_histogram.data.as_ref().map_or(0, |data| data.iter().map(|one| one.count).sum());
+    assert_eq!(buckets, result.duration_histogram.count, "every request is in one bucket");
+    let values: Vec<f64> =
+        result.duration_histogram.percentiles.iter().flatten().map(|one| one.value).collect();
+    assert!(values.is_sorted(), "{values:?}");
+    result
+}
+
+fn http1() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || server::serve_http1(&listener).unwrap());
+    address
+}
+
+fn http2() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || server::serve_http2(listener).unwrap());
+    address
+}
+
+#[test]
+fn every_protocol_counts_its_requests() {
+    let (one, two) = (http1(), http2());
+    for (line, run_type, code) in [
+        (format!("-n 200 -qps 0 -c 8 http://{one}/"), "HTTP", "200"),
+        (format!("-n 200 -qps 0 -c 8 -http1.0 -payload-size 100000 http://{one}/"), "HTTP", "200"),
+        (format!("-n 200 -qps 2000 -c 3 -h2 -s 4 -payload hello http://{two}/"), "HTTP", "200"),
+        (format!("-n 200 -qps 0 -c 2 -s 3 -grpc {two}"), "GRPC Health", "SERVING"),
+        (format!("-n 200 -qps 0 -grpc -ping -payload x grpc://{two}"), "GRPC Ping", "SERVING"),
+    ] {
+        let result = load(&line);
+        assert_eq!(result.run_type, run_type, "{line}");
+        assert_eq!(result.ret_codes.get(code), Some(&200), "{line}: {:?}", result.ret_codes);
+        assert_eq!(result.socket_count, result.num_threads, "{line}");
+        assert_eq!((result.skipped, result.unsent), (0, 0), "{line}");
+    }
+}
+
+#[test]
+fn a_rate_and_a_duration_give_a_number_of_requests() {
+    let address = http1();
+    let result = load(&format!("-qps 400 -t 500ms -c 4 http://{address}/"));
+    assert_eq!(result.duration_histogram.count, 200);
+    assert!(result.actual_duration >= 500_000_000);
+    assert!(result.generator_lateness.count <= 200);
+}
+
+#[test]
+fn responses_are_counted_by_status_and_connections_are_opened_again() {
+    let address = http1();
+    let result = load(&format!(
+        "-qps 0 -n 400 -c 2 -allow-initial-errors http://{address}/?status=503:50&close=true:25&size=10"
+    ));
+    let count = |code: &str| result.ret_codes.get(code).copied().unwrap_or(0);
+    assert_eq!(count("200") + count("503"), 400);
+    assert!((100..300).contains(&count("503")), "{:?}", result.ret_codes);
+    assert_eq!(result.errors_duration_histogram.count, count("503"));
+    assert!((50..200).contains(&result.socket_count), "{}", result.socket_count);
+
+    let result = load(&format!("-qps 0 -n 40 -c 2 -keepalive=false http://{address}/"));
+    assert_eq!(result.socket_count, 42, "one for the first request of each, and one for each request");
+    let result = load(&format!("-qps 0 -n 400 -c 2 -connection-reuse 10:20 http://{address}/"));
+    assert!((20..50).contains(&result.socket_count), "{}", result.socket_count);
+}
+
+#[test]
+fn requests_without_a_response_fail_by_reason() {
+    let address = http1();
+    let result =
+        load(&format!("-qps 0 -n 6 -c 2 -timeout 50ms -allow-initial-errors http://{address}/?delay=20s"));
+    assert_eq!(result.failures.get("timeout"), Some(&6), "{:?}", result.failures);
+    assert_eq!(result.ret_codes.get("-1"), Some(&6));
+
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let line = format!("-qps 0 -n 6 -c 2 http://{closed}/");
+    let refused = args(&line);
+    let target = Target::of(&refused, refused.url.as_deref().unwrap()).unwrap();
+    let error = run::measure(&refused, &target).unwrap_err().to_string();
+    assert!(error.contains("the first request") && error.contains("connect"), "{error}");
+    let result = load(&format!("-allow-initial-errors {line}"));
+    assert_eq!(result.failures.get("connect"), Some(&6), "{:?}", result.failures);
+}
+
+#[test]
+fn slow_responses_delay_later_requests_in_the_open_loop_only() {
+    let address = http1();
+    let url = format!("http://{address}/?delay=50ms");
+    // Each connection has a request due each 10 ms, and a response each 50 ms.
+    let open = load(&format!("-qps 100 -n 20 -c 1 {url}"));
+    assert!(open.duration_histogram.max > 0.5, "{}", open.duration_histogram.max);
+    assert!(open.since_sent_histogram.max < open.duration_histogram.max / 2.0);
+    let skipped = load(&format!("-qps 100 -t 300ms -c 1 -nocatchup {url}"));
+    assert!(skipped.skipped > 10, "{}", skipped.skipped);
+    let sent = load(&format!("-qps 100 -n 10 -c 1 -from-sent {url}"));
+    assert_eq!(sent.duration_histogram, sent.since_sent_histogram);
+}
+
+#[test]
+fn an_outcome_can_abort_the_load() {
+    let address = http1();
+    let result = load(&format!(
+        "-qps 0 -t 1h -c 2 -abort-on 503 -allow-initial-errors http://{address}/?status=503:1"
+    ));
+    assert!(result.interrupted && result.ret_codes.contains_key("503"), "{:?}", result.ret_codes);
+}
+
+#[test]
+fn results_have_the_names_of_fortio() {
+    let address = http1();
+    let json = serde_json::to_value(load(&format!("-n 10 -qps 0 -labels x http://{address}/"))).unwrap();
+    for name in [
+        "RunType",
+        "Labels",
+        "StartTime",
+        "RequestedQPS",
+        "RequestedDuration",
+        "ActualQPS",
+        "ActualDuration",
+        "NumThreads",
+        "Version",
+        "DurationHistogram",
+        "ErrorsDurationHistogram",
+        "Exactly",
+        "Jitter",
+        "Uniform",
+        "NoCatchUp",
+        "RunID",
+        "ID",
+        "RetCodes",
+        "IPCountMap",
+        "URL",
+        "Sizes",
+        "HeaderSizes",
+        "Sockets",
+        "SocketCount",
+        "ConnectionStats",
+        "AbortOn",
+    ] {
+        assert!(json.get(name).is_some(), "{name}");
+    }
+    for name in ["Count", "Min", "Max", "Sum", "Avg", "StdDev", "Data", "Percentiles"] {
+        assert!(json["DurationHistogram"].get(name).is_some(), "{name}");
+    }
+    assert_eq!(json["Labels"], "x");
+}

@@ -1,0 +1,133 @@
+//! What the threads of a run have in common: the start, the end, and the counts so far.
+
+use std::{
+    sync::{
+        Arc, Barrier, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use hdrhistogram::Histogram;
+
+use crate::{
+    clock,
+    tally::{Failure, Outcome},
+};
+
+/// Time between the last connection's readiness and the first request.
+const LEAD: u64 = 10_000_000;
+/// Value of `abort_on` for no status.
+const NEVER: i32 = i32::MIN;
+
+/// State that all threads share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// All threads, and the one that prints, wait here once their connections are ready.
+    ready: Barrier,
+    /// Start of the load in nanoseconds of the monotonic clock; 0 before it.
+    start: AtomicU64,
+    stopped: AtomicBool,
+    abort_on: AtomicI32,
+    interval: Mutex<Interval>,
+}
+
+/// Results since the last look, for the progress.
+#[derive(Clone, Debug)]
+pub(crate) struct Interval {
+    pub(crate) latency: Histogram<u64>,
+    pub(crate) failed: u64,
+}
+
+impl Interval {
+    /// Creates an empty one. Two significant digits are enough for a progress line.
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        Ok(Self { latency: Histogram::new_with_bounds(1, 3_600_000_000_000, 2)?, failed: 0 })
+    }
+
+    /// Records a request.
+    pub(crate) fn record(&mut self, latency: u64, is_success: bool) {
+        self.latency.saturating_record(latency);
+        self.failed += u64::from(!is_success);
+    }
+}
+
+impl Shared {
+    /// Creates the state of a run with this number of threads.
+    pub(crate) fn new(threads: usize, abort_on: Option<i32>) -> anyhow::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            ready: Barrier::new(threads + 1),
+            start: AtomicU64::new(0),
+            stopped: AtomicBool::new(false),
+            abort_on: AtomicI32::new(abort_on.unwrap_or(NEVER)),
+            interval: Mutex::new(Interval::new()?),
+        }))
+    }
+
+    /// Waits for all threads. Returns the start of the load.
+    pub(crate) fn wait_ready(&self) -> u64 {
+        if self.ready.wait().is_leader() {
+            self.start.store(clock::now() + LEAD, Relaxed);
+        }
+        // The second time is for the value of the leader.
+        self.ready.wait();
+        self.start.load(Relaxed)
+    }
+
+    /// Ends the load.
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Relaxed);
+    }
+
+    /// Returns whether the load was ended early.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Relaxed)
+    }
+
+    /// Ends the load if the outcome is the one of `-abort-on`.
+    pub(crate) fn check_abort(&self, outcome: Outcome) {
+        let code = match outcome {
+            Outcome::Status(status) => i32::from(status),
+            Outcome::Failed(_) => -1,
+            Outcome::Named(_) => return,
+        };
+        if code == self.abort_on.load(Relaxed) {
+            self.stop();
+        }
+    }
+
+    /// Adds the results of a thread since its last report.
+    pub(crate) fn report(&self, interval: &mut Interval) {
+        let mut all = self.interval.lock().unwrap_or_else(PoisonError::into_inner);
+        // Both have the same bounds.
+        let _ = all.latency.add(&interval.latency);
+        all.failed += interval.failed;
+        interval.latency.reset();
+        interval.failed = 0;
+    }
+
+    /// Takes the results since the last call.
+    pub(crate) fn take_interval(&self) -> Interval {
+        let mut all = self.interval.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = all.clone();
+        all.latency.reset();
+        all.failed = 0;
+        taken
+    }
+}
+
+/// Returns nanoseconds; the maximum is 584 years.
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Returns the failure that an error of a socket means.
+pub(crate) fn failure_of(error: &std::io::Error) -> Failure {
+    use std::io::ErrorKind;
+    match error.kind() {
+        ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => Failure::Reset,
+        ErrorKind::UnexpectedEof => Failure::Closed,
+        ErrorKind::InvalidData => Failure::Tls,
+        _ => Failure::Connect,
+    }
+}
