@@ -12,7 +12,7 @@ use std::{
 };
 
 /// Subcommands whose options documents mention without the command.
-const SUBCOMMANDS: [&str; 24] = [
+const SUBCOMMANDS: [&str; 25] = [
     "up",
     "analyze",
     "call",
@@ -24,6 +24,7 @@ const SUBCOMMANDS: [&str; 24] = [
     "load",
     "load report",
     "load server",
+    "load ui",
     "logs",
     "status",
     "ca status",

@@ -8,6 +8,8 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod report;
+mod ui;
+
 mod run;
 pub mod server;
 // Modules use those listed below them.
@@ -45,6 +47,8 @@ pub(crate) enum LoadCommand {
     Server(server::ServerArgs),
     /// Show results of `skysail load` and of Fortio side by side.
     Report(report::ReportArgs),
+    /// Serve a page on this machine that runs loads and compares results, with Fortio's REST calls.
+    Ui(ui::UiArgs),
 }
 
 /// Runs `skysail load`. Returns true if every request succeeded.
@@ -55,6 +59,7 @@ pub fn run(args: &LoadArgs) -> anyhow::Result<bool> {
     match &args.command {
         Some(LoadCommand::Server(args)) => server::run(args).map(|()| true),
         Some(LoadCommand::Report(args)) => report::run(args).map(|()| true),
+        Some(LoadCommand::Ui(args)) => ui::serve(args).map(|()| true),
         None => run::run(args),
     }
 }

@@ -35,15 +35,19 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<bool> {
     args.check()?;
     let url = args.url.as_deref().context("no URL is given")?;
     let target = Target::of(args, url)?;
-    let result = measure(args, &target)?;
+    let result = measure(args, &target, &shared(args)?)?;
     publish(args, &result)?;
     Ok(result.errors_duration_histogram.count == 0 && result.unsent == 0)
 }
 
+/// Creates the state of a run, by which it can be watched and ended.
+pub(crate) fn shared(args: &LoadArgs) -> anyhow::Result<Arc<Shared>> {
+    Shared::new(threads(args), args.abort_on)
+}
+
 /// Runs a load.
-pub(crate) fn measure(args: &LoadArgs, target: &Target) -> anyhow::Result<RunResult> {
+pub(crate) fn measure(args: &LoadArgs, target: &Target, shared: &Arc<Shared>) -> anyhow::Result<RunResult> {
     let threads = threads(args);
-    let shared = Shared::new(threads, args.abort_on)?;
     let requests = Requests::to(target, args)?;
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = i64::try_from(since_1970.as_secs()).unwrap_or(i64::MAX);
@@ -51,7 +55,7 @@ pub(crate) fn measure(args: &LoadArgs, target: &Target) -> anyhow::Result<RunRes
     let (tally, duration) = thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
             .map(|thread| {
-                let (shared, requests) = (&shared, &requests);
+                let requests = &requests;
                 let indices = share(args.connections, threads, thread);
                 scope.spawn(move || match target.protocol {
                     Protocol::Http1 | Protocol::Tcp => engine::run(args, target, requests, shared, indices),
@@ -60,7 +64,7 @@ pub(crate) fn measure(args: &LoadArgs, target: &Target) -> anyhow::Result<RunRes
             })
             .collect();
         let start = shared.wait_ready();
-        let watched = follow(args, &shared, || workers.iter().all(thread::ScopedJoinHandle::is_finished));
+        let watched = follow(args, shared, || workers.iter().all(thread::ScopedJoinHandle::is_finished));
         if watched.is_err() {
             shared.stop();
         }

@@ -1,6 +1,9 @@
 //! Loads against the echo servers, over real sockets.
 
-use std::net::{SocketAddr, TcpListener};
+use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+};
 
 use clap::Parser as _;
 
@@ -23,7 +26,7 @@ fn load(line: &str) -> RunResult {
     let args = args(line);
     args.check().unwrap();
     let target = Target::of(&args, args.url.as_deref().unwrap()).unwrap();
-    let result = run::measure(&args, &target).unwrap();
+    let result = run::measure(&args, &target, &run::shared(&args).unwrap()).unwrap();
     let codes: u64 = result.ret_codes.values().sum();
     assert_eq!(codes, result.duration_histogram.count, "every request has one outcome");
     let buckets =
@@ -106,7 +109,7 @@ fn requests_without_a_response_fail_by_reason() {
     let line = format!("-qps 0 -n 6 -c 2 http://{closed}/");
     let refused = args(&line);
     let target = Target::of(&refused, refused.url.as_deref().unwrap()).unwrap();
-    let error = run::measure(&refused, &target).unwrap_err().to_string();
+    let error = run::measure(&refused, &target, &run::shared(&refused).unwrap()).unwrap_err().to_string();
     assert!(error.contains("the first request") && error.contains("connect"), "{error}");
     let result = load(&format!("-allow-initial-errors {line}"));
     assert_eq!(result.failures.get("connect"), Some(&6), "{:?}", result.failures);
@@ -173,4 +176,87 @@ fn results_have_the_names_of_fortio() {
         assert!(json["DurationHistogram"].get(name).is_some(), "{name}");
     }
     assert_eq!(json["Labels"], "x");
+}
+
+/// Starts the page. Returns its address.
+fn ui(folder: &std::path::Path) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let (address, folder) = (listener.local_addr().unwrap(), folder.to_owned());
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            match skysail_admin::serve(listener, crate::ui::router(folder)).await {}
+        })
+    });
+    address
+}
+
+/// Sends a request to the page. Returns the status and the body.
+fn get(address: SocketAddr, path: &str, headers: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n{headers}\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+fn get_json(address: SocketAddr, path: &str) -> serde_json::Value {
+    let (status, body) = get(address, path, "");
+    assert_eq!(status, 200, "{path}: {body}");
+    serde_json::from_str(&body).unwrap()
+}
+
+#[test]
+fn the_page_runs_watches_ends_and_saves_loads() {
+    let folder = tempfile::tempdir().unwrap();
+    let (ui, target) = (ui(folder.path()), http1());
+    let (status, page) = get(ui, "/", "");
+    assert!(status == 200 && page.contains("<h1>skysail load</h1>"));
+
+    let run = format!("/fortio/rest/run?url=http://{target}/");
+    let result = get_json(ui, &format!("{run}&qps=0&n=50&labels=first&save=on"));
+    assert_eq!(result["RetCodes"]["200"], 50);
+    let id = result["ID"].as_str().unwrap();
+    assert_eq!(get_json(ui, "/fortio/data/"), serde_json::json!([id]));
+    assert_eq!(get_json(ui, &format!("/fortio/data/{id}.json"))["Labels"], "first");
+
+    let started = get_json(ui, &format!("{run}&qps=200&t=0&async=on"));
+    let number = started["RunID"].as_u64().unwrap();
+    let status = || {
+        let status = get_json(ui, &format!("/fortio/rest/status?runid={number}"));
+        status["Statuses"][number.to_string()].clone()
+    };
+    while status()["Count"] == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(status()["State"], "running");
+    assert_eq!(get_json(ui, &format!("/fortio/rest/stop?runid={number}"))["Count"], 1);
+    while status()["State"] == "running" {
+        std::thread::yield_now();
+    }
+    let ended = status();
+    assert_eq!(ended["Result"]["Interrupted"], true, "{ended}");
+    assert!(ended["Result"]["DurationHistogram"]["Count"].as_u64() > Some(0));
+}
+
+#[test]
+fn the_page_serves_only_this_machine_and_its_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let ui = ui(folder.path());
+    let run = "/fortio/rest/run?url=http://127.0.0.1:1/&n=1";
+    for headers in
+        ["origin: http://evil.example\r\n", "sec-fetch-site: cross-site\r\n", "host: evil.example\r\n"]
+    {
+        assert_eq!(get(ui, run, headers).0, 403, "{headers}");
+    }
+    for path in ["/fortio/data/..%2fsecret.json", "/fortio/data/.hidden.json", "/fortio/data/a%00.json"] {
+        assert_eq!(get(ui, path, "").0, 400, "{path}");
+    }
+    assert_eq!(get(ui, "/fortio/data/none.json", "").0, 404);
+    assert_eq!(get(ui, &format!("{run}&json=x"), "").0, 400);
+    let (status, body) = get(ui, run, "");
+    assert!(status == 500 && body.contains("the first request to http://127.0.0.1:1/"), "{body}");
 }

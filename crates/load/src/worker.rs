@@ -45,6 +45,12 @@ impl Interval {
         Ok(Self { latency: Histogram::new_with_bounds(1, 3_600_000_000_000, 2)?, failed: 0 })
     }
 
+    /// Adds later results.
+    pub(crate) fn add(&mut self, later: &Self) -> anyhow::Result<()> {
+        self.failed += later.failed;
+        Ok(self.latency.add(&later.latency)?)
+    }
+
     /// Records a request.
     pub(crate) fn record(&mut self, latency: u64, is_success: bool) {
         self.latency.saturating_record(latency);

@@ -52,7 +52,7 @@ struct Server<'a> {
     http2: Option<&'a HandOver>,
     epoll: Epoll,
     /// By file descriptor, because these are small numbers that are reused.
-    connections: Vec<Option<Connection>>,
+    connections: Vec<Option<ServerConnection>>,
     /// Connections with a delayed response, by the end of the delay. The second number tells them from later
     /// connections with the same file descriptor.
     delayed: BinaryHeap<Reverse<(u64, u64, usize)>>,
@@ -60,10 +60,10 @@ struct Server<'a> {
     rng: fastrand::Rng,
 }
 
-struct Connection {
+struct ServerConnection {
     stream: TcpStream,
     number: u64,
-    protocol: Protocol,
+    protocol: ServedProtocol,
     input: Vec<u8>,
     filled: usize,
     output: Vec<u8>,
@@ -75,7 +75,7 @@ struct Connection {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Protocol {
+enum ServedProtocol {
     /// HTTP, of a version that the first bytes show.
     Unknown,
     Http1,
@@ -122,8 +122,8 @@ impl<'a> Server<'a> {
             };
             for event in &events[..count] {
                 match event.data() {
-                    HTTP => self.accept(self.http, Protocol::Unknown)?,
-                    TCP => self.tcp.map_or(Ok(()), |listener| self.accept(listener, Protocol::Echo))?,
+                    HTTP => self.accept(self.http, ServedProtocol::Unknown)?,
+                    TCP => self.tcp.map_or(Ok(()), |listener| self.accept(listener, ServedProtocol::Echo))?,
                     at => self.ready(usize::try_from(at).map_err(io::Error::other)?, event.events()),
                 }
             }
@@ -131,7 +131,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    fn accept(&mut self, listener: &TcpListener, protocol: Protocol) -> io::Result<()> {
+    fn accept(&mut self, listener: &TcpListener, protocol: ServedProtocol) -> io::Result<()> {
         loop {
             let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
@@ -148,7 +148,7 @@ impl<'a> Server<'a> {
                 self.connections.resize_with(at + 1, || None);
             }
             self.accepted += 1;
-            self.connections[at] = Some(Connection {
+            self.connections[at] = Some(ServerConnection {
                 stream,
                 number: self.accepted,
                 protocol,
@@ -165,7 +165,7 @@ impl<'a> Server<'a> {
     /// Handles events of a connection. An error closes it.
     fn ready(&mut self, at: usize, events: EpollFlags) {
         let Some(Some(connection)) = self.connections.get_mut(at) else { return };
-        if connection.protocol == Protocol::Unknown && self.http2.is_some() {
+        if connection.protocol == ServedProtocol::Unknown && self.http2.is_some() {
             let mut first = [0; PREFACE.len()];
             let length = recv(connection.stream.as_raw_fd(), &mut first, MsgFlags::MSG_PEEK).unwrap_or(0);
             if length == first.len() && first == PREFACE {
@@ -176,7 +176,7 @@ impl<'a> Server<'a> {
                 }
                 return;
             }
-            connection.protocol = Protocol::Http1;
+            connection.protocol = ServedProtocol::Http1;
         }
         match connection.ready(&self.epoll, events, &mut self.rng) {
             Ok(None) => {}
@@ -201,7 +201,7 @@ impl<'a> Server<'a> {
     }
 }
 
-impl Connection {
+impl ServerConnection {
     /// Reads and answers available requests. Returns the delay of the next response in nanoseconds, if it has one.
     fn ready(
         &mut self,
@@ -230,7 +230,7 @@ impl Connection {
                 Err(error) => return Err(error),
             }
         }
-        if self.protocol == Protocol::Echo {
+        if self.protocol == ServedProtocol::Echo {
             self.output.extend_from_slice(&self.input[..self.filled]);
             self.filled = 0;
             return self.send(epoll).map(|()| None);
