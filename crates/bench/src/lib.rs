@@ -5,9 +5,9 @@
 //! counts the instructions of a request.
 //!
 //! [`latency`] and [`compare`] measure peers, which are the proxies to compare. They run in rounds; in each
-//! round every peer has one turn. [`topology`] runs a turn: a server ([`serve`]), the sidecars ([`peers`])
-//! and the load ([`load`]). [`accounting`] reads the kernel's figures of each process. [`report`] writes the
-//! result file and its tables.
+//! round every peer has one turn for each setting. [`topology`] runs a turn: a server ([`serve`]), the sidecars
+//! ([`peers`]) and the load ([`load`]). [`accounting`] reads the kernel's figures of each process. [`report`] writes
+//! the result file and its tables.
 
 // The standard macros panic when the reader closes the output; `skysail_core::stdio` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]

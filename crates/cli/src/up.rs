@@ -121,7 +121,7 @@ struct Inside {
 
 /// Minimum interval between two polls of the mesh. The table is redrawn after each poll.
 const REDRAW: Duration = Duration::from_secs(1);
-/// Minimum interval between two polls, for each pod.
+/// Minimum interval between two polls of the mesh, divided by the number of its pods.
 const POLL_PER_POD: Duration = Duration::from_millis(20);
 /// Interval and limit of the wait for the sidecars' acknowledgement of their configuration. The wait begins
 /// when all pods are ready.

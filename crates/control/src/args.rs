@@ -51,8 +51,9 @@ pub struct Args {
     /// lasts until the process ends.
     #[arg(long, value_name = "DIR")]
     pub ca_dir: Option<PathBuf>,
-    /// Directory of persistent state: virtual hosts to prefetch for each identity, and the last addresses of DNS names,
-    /// which stay in use while DNS does not answer. By default, a restart loses this state.
+    /// Directory of persistent state: virtual hosts to prefetch for each identity, key sets of token issuers, and the
+    /// last addresses of DNS names, which stay in use while DNS does not answer. By default, a restart loses this
+    /// state.
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// Public key (PEM, EC P-256 or RSA) of the issuer of service account tokens; watched. Without this and
@@ -69,8 +70,8 @@ pub struct Args {
     /// Cluster of the pods in the configuration, and of proxies that declare no cluster.
     #[arg(long, value_name = "ID", default_value = "Kubernetes")]
     pub cluster_id: String,
-    /// Maximum number of scopes. Proxies share a scope if they have the same namespace, locality, cluster, address
-    /// families, capabilities, and labels that routes match.
+    /// Maximum number of scopes. Proxies share a scope if all properties on which shared resources depend are equal,
+    /// such as namespace, locality, network, Sidecar, and labels that routes match.
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
     pub max_scopes: usize,
     /// Maximum number of scopes that the proxies of one identity use.

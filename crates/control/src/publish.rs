@@ -15,8 +15,8 @@
 //! | Status of configuration objects | `objects` |
 //!
 //! One lock protects the state, so that all parts are read at one version. The lock is held briefly: scopes are
-//! compiled from a clone of the World. A change does not delay a proxy that connects, and a proxy that needs a new
-//! scope delays nothing else.
+//! compiled from a clone of the World. A change does not delay a proxy that connects. A proxy that needs a new scope
+//! delays only others that need a new scope.
 //!
 //! Services are compiled once for all proxies of a scope. A change compiles again only the parts that it may affect.
 //! Resources that depend on the workload are compiled for each view. A change without effect pushes nothing. A

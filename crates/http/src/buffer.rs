@@ -1,8 +1,8 @@
 //! Byte buffers that hold memory only while they hold bytes.
 //!
 //! A worker keeps a short list of free blocks, and lends the block that was returned last. A block is returned when it
-//! is empty. A few blocks, which stay in the CPU's caches, thus serve all connections. Ten thousand idle connections
-//! cost no more than their sockets.
+//! is empty. A few blocks, which stay in the CPU's caches, thus serve all connections. An idle connection holds no
+//! block.
 
 use std::{
     cell::RefCell,

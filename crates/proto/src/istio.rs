@@ -1,7 +1,8 @@
-//! Istio's messages that Envoy's API does not contain, and the typed structs that configure its filters.
+//! Messages that Envoy's API does not contain: those of Istio, a contrib extension of Envoy, and the typed structs that
+//! configure Istio's filters.
 //!
-//! Field numbers are those of Istio's public protos (istio/api, istio/proxy, istio/istio `nds.proto`) and xDS's
-//! `udpa.type.v1.TypedStruct`.
+//! Field numbers are those of Istio's public protos (istio/api, istio/proxy, istio/istio `nds.proto`), Envoy's contrib
+//! protos and xDS's `udpa.type.v1.TypedStruct`.
 
 use std::collections::HashMap;
 

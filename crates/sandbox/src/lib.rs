@@ -5,7 +5,8 @@
 //! [`echo`] is the program that runs for unknown images. [`forward_egress`] is the process that makes
 //! connections to the outside. [`log`] bounds and reads the logs of programs.
 //!
-//! The control plane applies Istio's objects; the sandbox reads only the hosts and ports of ServiceEntries, for DNS.
+//! The control plane applies Istio's objects. The sandbox reads only the hosts and ports of ServiceEntries, for DNS,
+//! and the settings with which sidecars start (mesh configuration, ProxyConfig).
 
 mod capacity;
 mod check;

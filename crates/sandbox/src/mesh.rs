@@ -1,8 +1,8 @@
 //! The running mesh: one task that owns all state, receives every event and reconciles the pods with the configuration.
 //!
-//! Events are changes of files, events of pods, and the clock. After each of them, [`Mesh::reconcile`] starts and stops
-//! pods. [`Mesh::publish`] then writes the objects for the control plane, the DNS table and the state file for other
-//! commands.
+//! After changes of files, events of pods or of the control plane, and ticks of the clock, [`Mesh::reconcile`] starts
+//! and stops pods. [`Mesh::publish`] then writes the objects for the control plane, the DNS table and the state file
+//! for other commands. Failed lookups and connections are only reported.
 
 mod outside;
 mod replicas;

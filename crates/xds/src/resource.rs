@@ -1,7 +1,7 @@
 //! Named resources, encoded once and shared by reference between all views and streams.
 //!
 //! The version of a resource is a hash of its content. Two servers therefore give the same version to the same content,
-//! and so does one server after a restart. A client that reconnects gets only the changes.
+//! and so does one server after a restart. An incremental client that reconnects gets only the changes.
 
 use std::{collections::BTreeMap, sync::Arc};
 

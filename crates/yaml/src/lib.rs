@@ -530,7 +530,8 @@ fn merge_keys(entries: Vec<Entry>) -> Vec<Entry> {
     own
 }
 
-/// Returns the value of a plain scalar, with the type that it has in YAML 1.1.
+/// Returns the value of a plain scalar, with the type that it has in YAML 1.1. Exceptions: binary numbers, numbers with
+/// `_` or `:`, `.inf` and `.nan` are text.
 fn plain(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Value::Null,

@@ -1,7 +1,8 @@
 //! Compilation of a World and a proxy's view to xDS resources, as istiod would send them.
 //!
-//! Clusters, endpoints and routes depend only on the [`ClientScope`] of the client, and are shared by all clients
-//! with an equal one. Each [`Part`] of them is compiled separately. Listeners depend on the whole view.
+//! Clusters and endpoints of services, and routes of sidecars, depend only on the [`ClientScope`] of the client. They
+//! are shared by all clients with an equal one, and each [`Part`] of them is compiled separately. Listeners, inbound
+//! clusters and routes of gateways depend on the whole view.
 //!
 //! Modules in the order of the data:
 //!
@@ -263,8 +264,8 @@ pub fn outline(world: &World, client_scope: &ClientScope) -> Outline {
 pub fn compile_own(world: &World, view: &ProxyView, outline: &Outline) -> (Resources, Vec<Diagnostic>) {
     let mut findings = CompileFindings { world, list: Vec::new() };
     let mut made = Resources::default();
-    // Only routes and endpoints depend on labels. Here that matters for gateways alone: their routes are compiled here,
-    // and all others are shared resources. What a Sidecar selects is in the outline.
+    // Shared resources and the routes of gateways depend on the client's labels. Only the latter are compiled here.
+    // What a Sidecar selects is in the outline.
     let grouping = match view.role {
         Role::Router => world.grouping(),
         Role::Sidecar | Role::Grpc => Grouping::of_settings(world),
@@ -311,7 +312,7 @@ struct Scope<'a> {
     network: &'a str,
     /// Whether the client is a gateway between networks.
     joins_networks: bool,
-    /// Labels of the client, which affect the priority of endpoints and the match of routes.
+    /// Labels of the client, which affect the priority of endpoints, the match of routes and the DestinationRule.
     labels: &'a Labels,
     ipv4: bool,
     ipv6: bool,
@@ -354,7 +355,7 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// Returns whether a client of this scope may call a service, apart from its Sidecar.
+    /// Returns whether a service is visible to a client of this scope. Ignores the client's Sidecar.
     fn sees(&self, service: &Typed<Service>) -> bool {
         service.spec.external_name.is_none()
             && self.world.service_visible(service, self.namespace)

@@ -80,7 +80,7 @@ pub struct Manifests {
     pub refused: BTreeSet<ObjectKey>,
     /// Whether a part of the text could not be identified.
     pub unreadable: bool,
-    /// Number of objects of each kind, of all kinds.
+    /// Number of objects of each kind, including kinds that do not affect the mesh.
     pub kinds: BTreeMap<String, usize>,
     /// Diagnostics.
     pub diagnostics: Vec<Diagnostic>,

@@ -426,7 +426,7 @@ impl World {
         self.pods.get(namespace, name).map(|entry| &entry.object)
     }
 
-    /// Returns the pod with this address, unless it shares the address of its node.
+    /// Returns the pod with this address. Ignores pods that have ended or share the address of their node.
     pub fn pod_by_ip(&self, ip: std::net::IpAddr) -> Option<&Arc<Typed<Pod>>> {
         self.pod_ips
             .get(&ip)

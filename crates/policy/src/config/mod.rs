@@ -1,7 +1,7 @@
 //! The configuration of the request path: small, immutable types, compiled from Envoy's protos off the request path.
 //!
-//! The types contain no protos, and nothing is parsed per request: matchers are compiled, names are resolved to
-//! handles, header formats are split into parts. The proxy's `translate` builds these types; the workers read them.
+//! The types contain no protos, and nothing is parsed per request: matchers are compiled, and header formats are split
+//! into parts. The proxy's `translate` builds these types; the workers read them.
 //! State that changes while a configuration is in force is in [`state`](crate::state).
 //!
 //! A [`Snapshot`] is published as a whole by one swap. It shares unchanged parts with the snapshot before, so that an

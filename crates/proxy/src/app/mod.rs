@@ -46,7 +46,7 @@ use crate::{
 };
 use skysail_policy::peer::LocalWorkload;
 
-/// Runs the sidecar until a signal terminates it.
+/// Runs the sidecar until a signal or a request to the admin page ends it.
 ///
 /// # Errors
 /// The sidecar cannot start: a file is unreadable or invalid, a port is taken, or the system refuses a

@@ -6,15 +6,16 @@
 //! 2. `phases.rs` runs the phases below, in this order.
 //! 3. `routing.rs` prepares the head and finds the route.
 //! 4. `on_demand.rs` waits for a virtual host that is not loaded yet.
-//! 5. `filters.rs` runs the HTTP filters. `limit.rs` takes tokens, `global_limit.rs` calls the rate limit service,
-//!    `mutation.rs` changes headers and buffers bodies.
-//! 6. `authorization.rs` calls the external authorization service.
-//! 7. `script.rs` runs Lua scripts, `processing.rs` external processing: for requests and for responses.
-//!    `response_body.rs` reads the response for them.
-//! 8. `forward.rs` selects an endpoint, connects, sends the request, and retries.
-//! 9. `transfer.rs` moves the bytes in both directions.
-//! 10. `respond.rs` forwards the response, or sends a local reply.
-//! 11. `record.rs` writes metrics, spans and access logs.
+//! 5. `filters.rs` runs the HTTP filters, in the order of the configuration. It uses these files:
+//!    - `limit.rs` takes tokens; `global_limit.rs` calls the rate limit service.
+//!    - `mutation.rs` changes headers and buffers bodies.
+//!    - `authorization.rs` calls the external authorization service.
+//!    - `script.rs` runs Lua scripts, `processing.rs` external processing: for requests and for responses.
+//!      `response_body.rs` reads the response for them.
+//! 6. `forward.rs` selects an endpoint, connects, sends the request, and retries.
+//! 7. `transfer.rs` moves the bytes in both directions.
+//! 8. `respond.rs` forwards the response, or sends a local reply.
+//! 9. `record.rs` writes metrics, spans and access logs.
 //!
 //! `context.rs` defines the state that these phases share, `hop.rs` the changes that every hop makes to
 //! heads, `processor.rs` the call of an external processor, and `spans.rs` the tracing. Two modules serve special
