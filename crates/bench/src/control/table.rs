@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{ChangeResult, Churn, ControlReport};
+use super::report::{ChangeResult, Churn, ControlReport};
 use crate::layout;
 
 impl ControlReport {
@@ -95,7 +95,11 @@ impl Churn {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{ConnectResult, ControlSettings, Form, Quantiles, Subscription, mesh::Change},
+        super::{
+            Form, Subscription,
+            mesh::Change,
+            report::{ConnectResult, ControlSettings, Quantiles},
+        },
         *,
     };
     use crate::stage;
