@@ -24,7 +24,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
+use clap::ValueEnum as _;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::Serialize;
 use skysail_core::stdio;
@@ -38,7 +39,7 @@ pub(crate) use self::{
     sidecar::{Plan, Subscription},
 };
 use self::{
-    mesh::Change,
+    mesh::{Change, Size, large},
     report::{ConnectResult, ControlReport, ControlSettings, Quantiles},
 };
 use crate::{
@@ -59,6 +60,8 @@ const SETTLE: Duration = Duration::from_secs(1);
 const AFTER_EFFECTS: Duration = Duration::from_millis(300);
 /// Maximum number of sidecars of an identity that a control plane serves with its default limits.
 const MAX_SIDECARS: usize = 10_000;
+/// Scopes of an identity in a large mesh: its workloads with a Sidecar object, and more than the default permits.
+const LARGE_SCOPES: &str = "4096";
 /// Number of open files besides connections.
 const OTHER_FILES: u64 = 100;
 
@@ -72,6 +75,11 @@ pub(crate) struct ControlArgs {
     /// Number of services.
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     services: u32,
+
+    /// Amount of configuration: a large mesh has objects of most kinds, in proportion to the services, and gateways,
+    /// which connect too.
+    #[arg(long, value_name = "SIZE", value_enum, default_value_t = Size::Small)]
+    mesh: Size,
 
     /// Number of namespaces over which services are spread.
     #[arg(long, value_name = "N", default_value_t = mesh::NAMESPACES as u32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -114,6 +122,10 @@ pub(crate) struct ControlArgs {
     #[arg(long, value_name = "CHANGE,…", value_delimiter = ',', value_enum, default_values = ["endpoint", "route", "policy", "service"])]
     changes: Vec<Change>,
 
+    /// Make all changes that the mesh permits.
+    #[arg(long, conflicts_with = "changes")]
+    all_changes: bool,
+
     /// Number of times that each change is made.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
@@ -127,7 +139,7 @@ pub(crate) struct ControlArgs {
     seconds: Duration,
 
     /// Measure what one workload can make the control plane spend, attack by attack, while an honest sidecar is
-    /// connected. Of the other settings, those of the services, --tls, --seconds and the last three apply.
+    /// connected. Of the other settings, those of the services except --mesh, --tls, --seconds and the last three apply.
     #[arg(long)]
     hostile: bool,
 
@@ -157,8 +169,9 @@ pub(crate) struct ControlArgs {
 pub(crate) fn run(args: &ControlArgs) -> anyhow::Result<bool> {
     let name = if args.hostile { "control-hostile" } else { "control" };
     let file = ResultFile::new(args.result.as_deref(), name)?;
+    let changes = args.changes()?;
     let files = raise_files()?;
-    let connections = u64::from(args.sidecars.div_ceil(args.streams));
+    let connections = u64::from(args.sidecars.div_ceil(args.streams)) + args.gateways() as u64;
     ensure!(
         connections + OTHER_FILES <= files,
         "{connections} connections need as many open files, and the limit is {files}: raise --streams to put more sidecars on each connection"
@@ -176,7 +189,7 @@ pub(crate) fn run(args: &ControlArgs) -> anyhow::Result<bool> {
         let report = runtime.block_on(hostile::measure(args, folder.path(), machine))?;
         finish(args, file, &report, |report| report.table())?;
     } else {
-        let report = runtime.block_on(measure(args, folder.path(), machine))?;
+        let report = runtime.block_on(measure(args, &changes, folder.path(), machine))?;
         finish(args, file, &report, ControlReport::table)?;
     }
     Ok(true)
@@ -207,11 +220,20 @@ pub(crate) fn raise_files() -> anyhow::Result<u64> {
     Ok(max)
 }
 
-async fn measure(args: &ControlArgs, folder: &Path, machine: Machine) -> anyhow::Result<ControlReport> {
+async fn measure(
+    args: &ControlArgs,
+    changes: &[Change],
+    folder: &Path,
+    machine: Machine,
+) -> anyhow::Result<ControlReport> {
     let config = folder.join("config");
     let namespaces = args.namespaces as usize;
     let mut mesh = Mesh::write(&config, args.services as usize, namespaces, args.endpoints as usize)?;
-    let ids = (0..namespaces).map(|number| format!("spiffe://cluster.local/ns/ns-{number}/sa/default"));
+    if args.mesh == Size::Large {
+        mesh.enlarge()?;
+    }
+    let names = (0..namespaces).map(|number| format!("ns-{number}")).chain([large::EDGE.to_owned()]);
+    let ids = names.map(|name| format!("spiffe://cluster.local/ns/{name}/sa/default"));
     let ca = folder.join("ca");
     let certificates = certificates::of_control_plane(&ca, ids, "istiod.istio-system.svc")?;
     let tls: Vec<Tls> = if args.tls {
@@ -233,12 +255,17 @@ async fn measure(args: &ControlArgs, folder: &Path, machine: Machine) -> anyhow:
         learn(&mut plan, server.target, tls.first(), TIMEOUT)?;
     }
     let mut fleet = Fleet::new(server.target, tls, &plan, args.streams as usize)?;
+    let gateways = plan.sidecars..plan.sidecars + args.gateways();
+    fleet.connect(gateways, args.at_once as usize, TIMEOUT).with_context(|| server.running.output_tail())?;
+    fleet.rest(SETTLE)?;
+    fleet.received = Default::default();
     let connect = connect(&mut fleet, &mut server, args.sidecars as usize, args.at_once as usize)?;
-    let mut changes = Vec::new();
-    for change in &args.changes {
-        changes.push(changes::measure_change(&mut fleet, &mut server, &mut mesh, *change, args.repeat)?);
+    let mut measured = Vec::new();
+    for change in changes {
+        measured.push(changes::measure_change(&mut fleet, &mut server, &mut mesh, *change, args.repeat)?);
     }
-    let churn = (args.churn > 0).then(|| changes::churn(&mut fleet, &mut server, &mut mesh, args)).transpose()?;
+    let churn =
+        (args.churn > 0).then(|| changes::churn(&mut fleet, &mut server, &mut mesh, args)).transpose()?;
     drop(fleet);
     tokio::time::sleep(SETTLE).await;
     let left_mb = server.resident();
@@ -254,20 +281,43 @@ async fn measure(args: &ControlArgs, folder: &Path, machine: Machine) -> anyhow:
         start_seconds,
         idle_mb,
         connect,
-        changes,
+        changes: measured,
         churn,
         left_mb,
     })
 }
 
 impl ControlArgs {
-    /// Returns further arguments of the control plane. They allow more sidecars per identity than the default,
-    /// because each namespace has one identity.
+    /// Returns further arguments of the control plane. They allow more sidecars and scopes per identity than the
+    /// default, because each namespace has one identity.
     fn further(&self) -> Vec<OsString> {
-        match self.sidecars.div_ceil(self.namespaces.min(self.services)) as usize > MAX_SIDECARS {
-            true => vec!["--discovery-identity-streams".into(), self.sidecars.to_string().into()],
-            false => Vec::new(),
+        let mut further: Vec<OsString> = Vec::new();
+        if self.sidecars.div_ceil(self.namespaces.min(self.services)) as usize > MAX_SIDECARS {
+            further.extend(["--discovery-identity-streams".into(), self.sidecars.to_string().into()]);
         }
+        if self.mesh == Size::Large {
+            further.extend(["--max-scopes-per-identity".into(), LARGE_SCOPES.into()]);
+        }
+        further
+    }
+
+    /// Returns the changes to make.
+    fn changes(&self) -> anyhow::Result<Vec<Change>> {
+        let is_possible = |change: &Change| change.is_possible(self.mesh == Size::Large, self.tls);
+        if self.all_changes {
+            return Ok(Change::value_variants().iter().copied().filter(is_possible).collect());
+        }
+        let mut impossible = self.changes.iter().filter(|change| !is_possible(change));
+        if let Some(change) = impossible.next() {
+            let needs = if *change == Change::Secret { "--mesh large and --tls" } else { "--mesh large" };
+            bail!("the change {} needs {needs}", change.name());
+        }
+        Ok(self.changes.clone())
+    }
+
+    /// Returns the number of gateways, which connect besides the sidecars.
+    fn gateways(&self) -> usize {
+        if self.mesh == Size::Large { large::gateways(self.services as usize) } else { 0 }
     }
 
     /// Returns the subscriptions of each sidecar.
@@ -275,6 +325,9 @@ impl ControlArgs {
         Plan {
             form: self.form,
             subscription: self.subscribe,
+            sidecars: self.sidecars as usize,
+            is_large: self.mesh == Size::Large,
+            has_secrets: self.tls,
             services: self.services as usize,
             namespaces: self.namespaces as usize,
             used: self.used as usize,
@@ -292,7 +345,7 @@ fn connect(
     at_once: usize,
 ) -> anyhow::Result<ConnectResult> {
     let (cpu, own, start) = (server.cpu(), clock::thread_cpu(), Instant::now());
-    fleet.connect(sidecars, at_once, TIMEOUT * 5).with_context(|| server.running.output_tail())?;
+    fleet.connect(0..sidecars, at_once, TIMEOUT * 5).with_context(|| server.running.output_tail())?;
     let (took, own) = (start.elapsed().as_secs_f64(), clock::thread_cpu() - own);
     let received = std::mem::take(&mut fleet.received);
     fleet.rest(SETTLE)?;

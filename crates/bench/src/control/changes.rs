@@ -6,9 +6,8 @@ use anyhow::Context as _;
 use skysail_core::stdio;
 
 use super::{
-    AFTER_EFFECTS, ControlArgs, Fleet, Mesh, Server, Subscription, TIMEOUT,
-    mesh::{self, Change},
-    message::Kind,
+    AFTER_EFFECTS, ControlArgs, Fleet, Mesh, Server, TIMEOUT,
+    mesh::Change,
     report::{ChangeResult, Churn, Quantiles},
 };
 use crate::clock;
@@ -24,51 +23,64 @@ pub(super) fn measure_change(
     change: Change,
     repeat: u32,
 ) -> anyhow::Result<ChangeResult> {
+    let published = server.publications();
+    if mesh.begin(change)? {
+        settle(fleet, server, published)?;
+    }
     let (mut moments, mut lasts, mut cpu, mut bytes, mut sidecars) =
         (Vec::new(), Vec::new(), Vec::new(), 0, 0);
-    let kind = match change {
-        Change::Endpoint => Kind::Endpoint,
-        Change::Route if fleet.plan.uses_vhds => Kind::VirtualHost,
-        Change::Route => Kind::Route,
-        Change::Policy => Kind::Listener,
-        // With on-demand subscriptions, no sidecar subscribes to a service that no workload uses.
-        Change::Service => Kind::Cluster,
-    };
+    let mut reached = Vec::new();
     for _ in 0..repeat {
-        sidecars = fleet.begin_wait(kind, |plan, sidecar| match change {
-            Change::Policy => sidecar.is_of(plan, mesh::CHANGED),
-            Change::Service => plan.subscription == Subscription::Mesh,
-            Change::Route if !plan.uses_vhds => true,
-            Change::Endpoint | Change::Route => sidecar.uses_changed(plan),
-        });
+        sidecars = fleet.begin_wait(change.kind(fleet.plan), |plan, sidecar| change.concerns(plan, sidecar));
+        let published = server.publications();
         let before = server.cpu();
         let began = clock::now();
         mesh.change(change)?;
         fleet
             .wait(sidecars, TIMEOUT)
-            .with_context(|| format!("{change:?}: {}", server.running.output_tail()))?;
-        // The cost of a change includes acknowledgements and the responses that follow from it.
-        fleet.rest(AFTER_EFFECTS)?;
+            .with_context(|| format!("{}: {}", change.name(), server.running.output_tail()))?;
+        settle(fleet, server, published)?;
         cpu.push(server.cpu() - before);
         let took: Vec<u64> = fleet.received.changed.iter().map(|at| at - began).collect();
         lasts.extend(took.iter().max());
         moments.extend(took);
         bytes += fleet.received.bytes;
+        reached.push(fleet.received.reached());
+    }
+    let published = server.publications();
+    if mesh.end(change)? {
+        settle(fleet, server, published)?;
     }
     cpu.sort_unstable();
+    reached.sort_unstable();
+    let reached_in_all = reached.iter().sum::<usize>().max(1);
     let result = ChangeResult {
         change,
         sidecars,
+        reached: reached[reached.len() / 2],
         ms: Quantiles::of(moments),
         last_ms: Quantiles::of(lasts).p50,
         cpu_ms: cpu[cpu.len() / 2] as f64 / 1e6,
-        bytes_each: bytes as f64 / f64::from(repeat) / sidecars.max(1) as f64,
+        bytes_each: bytes as f64 / reached_in_all as f64,
     };
     stdio::print_error(format_args!(
-        "{change:?}: at the last of {} after {:.1} ms, {:.1} ms of CPU",
-        result.sidecars, result.last_ms, result.cpu_ms
+        "{}: at the last of {} after {:.1} ms, {:.1} ms of CPU, {} received something",
+        change.name(),
+        result.sidecars,
+        result.last_ms,
+        result.cpu_ms,
+        result.reached
     ));
     Ok(result)
+}
+
+/// Waits until a change is published and validated, and until all that follows from it is done: acknowledgements and
+/// the responses to them. `published` is the number of publications before the change.
+fn settle(fleet: &mut Fleet<'_>, server: &Server, published: usize) -> anyhow::Result<()> {
+    fleet
+        .wait_until(|| server.publications() > published, TIMEOUT)
+        .with_context(|| format!("the change is not published: {}", server.running.output_tail()))?;
+    fleet.rest(AFTER_EFFECTS)
 }
 
 /// Disconnects and reconnects sidecars while the configuration changes.

@@ -2,7 +2,11 @@
 
 use serde::Serialize;
 
-use super::{ControlArgs, Subscription, mesh::Change, message::Form};
+use super::{
+    ControlArgs, Subscription,
+    mesh::{Change, Size},
+    message::Form,
+};
 use crate::report::Machine;
 
 /// The result file; `docs/benchmarks.md` describes its format.
@@ -29,6 +33,9 @@ pub(super) struct ControlReport {
 #[derive(Debug, Serialize)]
 pub(super) struct ControlSettings {
     pub(super) sidecars: u32,
+    /// Gateways besides the sidecars, in a large mesh.
+    pub(super) gateways: usize,
+    pub(super) mesh: Size,
     pub(super) services: u32,
     pub(super) namespaces: u32,
     pub(super) endpoints: u32,
@@ -64,13 +71,17 @@ pub(super) struct ConnectResult {
 #[derive(Debug, Serialize)]
 pub(super) struct ChangeResult {
     pub(super) change: Change,
+    /// Sidecars and gateways that must receive it.
     pub(super) sidecars: usize,
+    /// Sidecars and gateways that received something: median of the changes.
+    pub(super) reached: usize,
     /// Time from the change of the file until a sidecar has it, over all changes and sidecars.
     pub(super) ms: Quantiles,
     /// Time until the last sidecar has it: median of the changes.
     pub(super) last_ms: f64,
     /// CPU time of the control plane per change: median.
     pub(super) cpu_ms: f64,
+    /// Bytes for each sidecar and gateway that received something.
     pub(super) bytes_each: f64,
 }
 
@@ -99,6 +110,8 @@ impl ControlSettings {
     pub(super) fn of(args: &ControlArgs) -> Self {
         Self {
             sidecars: args.sidecars,
+            gateways: args.gateways(),
+            mesh: args.mesh,
             services: args.services,
             namespaces: args.namespaces,
             endpoints: args.endpoints,

@@ -56,6 +56,11 @@ impl Server {
         Ok(Self { running, target: ([127, 0, 0, 1], port).into(), start: start.elapsed() })
     }
 
+    /// Returns the number of changes that it has published and validated, by its log.
+    pub(super) fn publications(&self) -> usize {
+        self.running.count_lines("configuration published")
+    }
+
     pub(crate) fn cpu(&self) -> u64 {
         accounting::cpu(&[self.running.pid()]).nanoseconds
     }
