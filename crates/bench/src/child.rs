@@ -152,6 +152,12 @@ impl Running {
         if text.is_empty() { "it has no output".to_owned() } else { text }
     }
 
+    /// Returns the number of lines of the process's output that contain a text.
+    pub(crate) fn count_lines(&self, text: &str) -> usize {
+        let output = std::fs::read(&self.log).unwrap_or_default();
+        String::from_utf8_lossy(&output).lines().filter(|line| line.contains(text)).count()
+    }
+
     /// Ends the process and waits for it.
     ///
     /// This runs under ordinary scheduling. To reap a process, the kernel retries until no reader has its `/proc`

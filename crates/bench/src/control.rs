@@ -2,26 +2,30 @@
 //!
 //! [`mesh`] writes the configuration and changes it. [`fleet`] runs all sidecars on one thread, with the part
 //! of HTTP/2 ([`connection`]) and the messages ([`message`]) that they need. [`sidecar`] holds the
-//! subscriptions of each sidecar. [`mod@learn`] collects the names to subscribe to: the first sidecar finds
-//! them for all others. [`hostile`] acts as a workload that attacks the control plane.
+//! subscriptions of each sidecar. [`changes`] measures changes of the control plane ([`server`]); [`report`] has
+//! the results. [`mod@learn`] collects the names to subscribe to: the first sidecar finds them for all others.
+//! [`hostile`] acts as a workload that attacks the control plane.
 
+mod changes;
 mod connection;
 mod fleet;
 mod hostile;
 mod learn;
 mod mesh;
 mod message;
+mod report;
+mod server;
 mod sidecar;
 mod table;
 
 use std::{
     ffi::OsString,
-    net::SocketAddr,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
+use clap::ValueEnum as _;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde::Serialize;
 use skysail_core::stdio;
@@ -31,13 +35,15 @@ pub(crate) use self::{
     learn::learn,
     mesh::Mesh,
     message::Form,
+    server::Server,
     sidecar::{Plan, Subscription},
 };
-use self::{mesh::Change, message::Kind};
+use self::{
+    mesh::{Change, Size, large},
+    report::{ConnectResult, ControlReport, ControlSettings, Quantiles},
+};
 use crate::{
-    accounting, certificates,
-    child::{Running, Scheduling},
-    clock, foreign_load, namespace,
+    certificates, clock, foreign_load, namespace,
     report::Machine,
     results::ResultFile,
     stage::{self, Output, seconds},
@@ -53,10 +59,10 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 const SETTLE: Duration = Duration::from_secs(1);
 /// Pause after a change, until the control plane has finished the work that the change causes.
 const AFTER_EFFECTS: Duration = Duration::from_millis(300);
-/// Pause between changes while sidecars disconnect and reconnect.
-const BETWEEN_CHANGES: Duration = Duration::from_millis(100);
 /// Maximum number of sidecars of an identity that a control plane serves with its default limits.
 const MAX_SIDECARS: usize = 10_000;
+/// Scopes of an identity in a large mesh: its workloads with a Sidecar object, and more than the default permits.
+const LARGE_SCOPES: &str = "4096";
 /// Number of open files besides connections.
 const OTHER_FILES: u64 = 100;
 
@@ -70,6 +76,11 @@ pub(crate) struct ControlArgs {
     /// Number of services.
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     services: u32,
+
+    /// Amount of configuration: a large mesh has objects of most kinds, in proportion to the services, and gateways,
+    /// which connect too.
+    #[arg(long, value_name = "SIZE", value_enum, default_value_t = Size::Small)]
+    mesh: Size,
 
     /// Number of namespaces over which services are spread.
     #[arg(long, value_name = "N", default_value_t = mesh::NAMESPACES as u32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -112,6 +123,10 @@ pub(crate) struct ControlArgs {
     #[arg(long, value_name = "CHANGE,…", value_delimiter = ',', value_enum, default_values = ["endpoint", "route", "policy", "service"])]
     changes: Vec<Change>,
 
+    /// Make all changes that the mesh permits.
+    #[arg(long, conflicts_with = "changes")]
+    all_changes: bool,
+
     /// Number of times that each change is made.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
@@ -125,7 +140,7 @@ pub(crate) struct ControlArgs {
     seconds: Duration,
 
     /// Measure what one workload can make the control plane spend, attack by attack, while an honest sidecar is
-    /// connected. Of the other settings, those of the services, --tls, --seconds and the last three apply.
+    /// connected. Of the other settings, those of the services except --mesh, --tls, --seconds and the last three apply.
     #[arg(long)]
     hostile: bool,
 
@@ -151,102 +166,13 @@ pub(crate) struct ControlArgs {
     output: Output,
 }
 
-/// The result file; `docs/benchmarks.md` describes its format.
-#[derive(Debug, Serialize)]
-struct ControlReport {
-    format: u32,
-    benchmark: &'static str,
-    version: &'static str,
-    /// Seconds since 1970.
-    started: u64,
-    machine: Machine,
-    settings: ControlSettings,
-    /// Seconds from the start of the process until it serves.
-    start_seconds: f64,
-    /// Resident megabytes before any sidecar connects.
-    idle_mb: f64,
-    connect: ConnectResult,
-    changes: Vec<ChangeResult>,
-    churn: Option<Churn>,
-    /// Resident megabytes after all sidecars have disconnected.
-    left_mb: f64,
-}
-
-#[derive(Debug, Serialize)]
-struct ControlSettings {
-    sidecars: u32,
-    services: u32,
-    namespaces: u32,
-    endpoints: u32,
-    subscribe: Subscription,
-    used: u32,
-    whole_routes: bool,
-    form: Form,
-    tls: bool,
-    streams: u32,
-    at_once: u32,
-}
-
-/// Result of connecting all sidecars.
-#[derive(Debug, Serialize)]
-struct ConnectResult {
-    seconds: f64,
-    /// Sidecars connected and configured per second.
-    per_second: f64,
-    /// CPU time of the control plane per sidecar.
-    cpu_ms_each: f64,
-    /// CPU time of this process per sidecar.
-    driver_cpu_ms_each: f64,
-    /// Time from the first packet of a sidecar until it is configured.
-    ms: Quantiles,
-    kilobytes_each: f64,
-    resources_each: f64,
-    /// Resident megabytes of the control plane once it is idle, and the peak so far.
-    resident_mb: f64,
-    peak_mb: f64,
-}
-
-/// Result of a change.
-#[derive(Debug, Serialize)]
-struct ChangeResult {
-    change: Change,
-    sidecars: usize,
-    /// Time from the change of the file until a sidecar has it, over all changes and sidecars.
-    ms: Quantiles,
-    /// Time until the last sidecar has it: median of the changes.
-    last_ms: f64,
-    /// CPU time of the control plane per change: median.
-    cpu_ms: f64,
-    bytes_each: f64,
-}
-
-/// Result of disconnecting and reconnecting sidecars.
-#[derive(Debug, Serialize)]
-struct Churn {
-    percent: u32,
-    seconds: f64,
-    per_second: f64,
-    cpu_ms_each: f64,
-    ms: Quantiles,
-    /// Number of changes during that time.
-    changes: u64,
-    /// Resident megabytes at the end of each tenth of the time.
-    resident_mb: Vec<f64>,
-}
-
-#[derive(Debug, Serialize)]
-struct Quantiles {
-    p50: f64,
-    p99: f64,
-    last: f64,
-}
-
 /// Measures, writes the result file and prints the result.
 pub(crate) fn run(args: &ControlArgs) -> anyhow::Result<bool> {
     let name = if args.hostile { "control-hostile" } else { "control" };
     let file = ResultFile::new(args.result.as_deref(), name)?;
+    let changes = args.changes()?;
     let files = raise_files()?;
-    let connections = u64::from(args.sidecars.div_ceil(args.streams));
+    let connections = u64::from(args.sidecars.div_ceil(args.streams)) + args.gateways() as u64;
     ensure!(
         connections + OTHER_FILES <= files,
         "{connections} connections need as many open files, and the limit is {files}: raise --streams to put more sidecars on each connection"
@@ -264,7 +190,7 @@ pub(crate) fn run(args: &ControlArgs) -> anyhow::Result<bool> {
         let report = runtime.block_on(hostile::measure(args, folder.path(), machine))?;
         finish(args, file, &report, |report| report.table())?;
     } else {
-        let report = runtime.block_on(measure(args, folder.path(), machine))?;
+        let report = runtime.block_on(measure(args, &changes, folder.path(), machine))?;
         finish(args, file, &report, ControlReport::table)?;
     }
     Ok(true)
@@ -295,11 +221,20 @@ pub(crate) fn raise_files() -> anyhow::Result<u64> {
     Ok(max)
 }
 
-async fn measure(args: &ControlArgs, folder: &Path, machine: Machine) -> anyhow::Result<ControlReport> {
+async fn measure(
+    args: &ControlArgs,
+    changes: &[Change],
+    folder: &Path,
+    machine: Machine,
+) -> anyhow::Result<ControlReport> {
     let config = folder.join("config");
     let namespaces = args.namespaces as usize;
     let mut mesh = Mesh::write(&config, args.services as usize, namespaces, args.endpoints as usize)?;
-    let ids = (0..namespaces).map(|number| format!("spiffe://cluster.local/ns/ns-{number}/sa/default"));
+    if args.mesh == Size::Large {
+        mesh.enlarge()?;
+    }
+    let names = (0..namespaces).map(|number| format!("ns-{number}")).chain([large::EDGE.to_owned()]);
+    let ids = names.map(|name| format!("spiffe://cluster.local/ns/{name}/sa/default"));
     let ca = folder.join("ca");
     let certificates = certificates::of_control_plane(&ca, ids, "istiod.istio-system.svc")?;
     let tls: Vec<Tls> = if args.tls {
@@ -321,12 +256,17 @@ async fn measure(args: &ControlArgs, folder: &Path, machine: Machine) -> anyhow:
         learn(&mut plan, server.target, tls.first(), TIMEOUT)?;
     }
     let mut fleet = Fleet::new(server.target, tls, &plan, args.streams as usize)?;
+    let gateways = plan.sidecars..plan.sidecars + args.gateways();
+    fleet.connect(gateways, args.at_once as usize, TIMEOUT).with_context(|| server.running.output_tail())?;
+    fleet.rest(SETTLE)?;
+    fleet.received = Default::default();
     let connect = connect(&mut fleet, &mut server, args.sidecars as usize, args.at_once as usize)?;
-    let mut changes = Vec::new();
-    for change in &args.changes {
-        changes.push(measure_change(&mut fleet, &mut server, &mut mesh, *change, args.repeat)?);
+    let mut measured = Vec::new();
+    for change in changes {
+        measured.push(changes::measure_change(&mut fleet, &mut server, &mut mesh, *change, args.repeat)?);
     }
-    let churn = (args.churn > 0).then(|| churn(&mut fleet, &mut server, &mut mesh, args)).transpose()?;
+    let churn =
+        (args.churn > 0).then(|| changes::churn(&mut fleet, &mut server, &mut mesh, args)).transpose()?;
     drop(fleet);
     tokio::time::sleep(SETTLE).await;
     let left_mb = server.resident();
@@ -342,20 +282,43 @@ async fn measure(args: &ControlArgs, folder: &Path, machine: Machine) -> anyhow:
         start_seconds,
         idle_mb,
         connect,
-        changes,
+        changes: measured,
         churn,
         left_mb,
     })
 }
 
 impl ControlArgs {
-    /// Returns further arguments of the control plane. They allow more sidecars per identity than the default,
-    /// because each namespace has one identity.
+    /// Returns further arguments of the control plane. They allow more sidecars and scopes per identity than the
+    /// default, because each namespace has one identity.
     fn further(&self) -> Vec<OsString> {
-        match self.sidecars.div_ceil(self.namespaces.min(self.services)) as usize > MAX_SIDECARS {
-            true => vec!["--discovery-identity-streams".into(), self.sidecars.to_string().into()],
-            false => Vec::new(),
+        let mut further: Vec<OsString> = Vec::new();
+        if self.sidecars.div_ceil(self.namespaces.min(self.services)) as usize > MAX_SIDECARS {
+            further.extend(["--discovery-identity-streams".into(), self.sidecars.to_string().into()]);
         }
+        if self.mesh == Size::Large {
+            further.extend(["--max-scopes-per-identity".into(), LARGE_SCOPES.into()]);
+        }
+        further
+    }
+
+    /// Returns the changes to make.
+    fn changes(&self) -> anyhow::Result<Vec<Change>> {
+        let is_possible = |change: &Change| change.is_possible(self.mesh == Size::Large, self.tls);
+        if self.all_changes {
+            return Ok(Change::value_variants().iter().copied().filter(is_possible).collect());
+        }
+        let mut impossible = self.changes.iter().filter(|change| !is_possible(change));
+        if let Some(change) = impossible.next() {
+            let needs = if *change == Change::Secret { "--mesh large and --tls" } else { "--mesh large" };
+            bail!("the change {} needs {needs}", change.name());
+        }
+        Ok(self.changes.clone())
+    }
+
+    /// Returns the number of gateways, which connect besides the sidecars.
+    fn gateways(&self) -> usize {
+        if self.mesh == Size::Large { large::gateways(self.services as usize) } else { 0 }
     }
 
     /// Returns the subscriptions of each sidecar.
@@ -363,30 +326,15 @@ impl ControlArgs {
         Plan {
             form: self.form,
             subscription: self.subscribe,
+            sidecars: self.sidecars as usize,
+            is_large: self.mesh == Size::Large,
+            has_secrets: self.tls,
             services: self.services as usize,
             namespaces: self.namespaces as usize,
             used: self.used as usize,
             uses_vhds: !self.whole_routes && self.form == Form::Delta,
             endpoint_names: Vec::new(),
             route_names: Vec::new(),
-        }
-    }
-}
-
-impl ControlSettings {
-    fn of(args: &ControlArgs) -> Self {
-        Self {
-            sidecars: args.sidecars,
-            services: args.services,
-            namespaces: args.namespaces,
-            endpoints: args.endpoints,
-            subscribe: args.subscribe,
-            used: args.used,
-            whole_routes: args.whole_routes,
-            form: args.form,
-            tls: args.tls,
-            streams: args.streams,
-            at_once: args.at_once,
         }
     }
 }
@@ -398,7 +346,7 @@ fn connect(
     at_once: usize,
 ) -> anyhow::Result<ConnectResult> {
     let (cpu, own, start) = (server.cpu(), clock::thread_cpu(), Instant::now());
-    fleet.connect(sidecars, at_once, TIMEOUT * 5).with_context(|| server.running.output_tail())?;
+    fleet.connect(0..sidecars, at_once, TIMEOUT * 5).with_context(|| server.running.output_tail())?;
     let (took, own) = (start.elapsed().as_secs_f64(), clock::thread_cpu() - own);
     let received = std::mem::take(&mut fleet.received);
     fleet.rest(SETTLE)?;
@@ -419,170 +367,4 @@ fn connect(
         connect.seconds, connect.per_second, connect.cpu_ms_each, connect.resident_mb
     ));
     Ok(connect)
-}
-
-fn measure_change(
-    fleet: &mut Fleet<'_>,
-    server: &mut Server,
-    mesh: &mut Mesh,
-    change: Change,
-    repeat: u32,
-) -> anyhow::Result<ChangeResult> {
-    let (mut moments, mut lasts, mut cpu, mut bytes, mut sidecars) =
-        (Vec::new(), Vec::new(), Vec::new(), 0, 0);
-    let kind = match change {
-        Change::Endpoint => Kind::Endpoint,
-        Change::Route if fleet.plan.uses_vhds => Kind::VirtualHost,
-        Change::Route => Kind::Route,
-        Change::Policy => Kind::Listener,
-        // With on-demand subscriptions, no sidecar subscribes to a service that no workload uses.
-        Change::Service => Kind::Cluster,
-    };
-    for _ in 0..repeat {
-        sidecars = fleet.begin_wait(kind, |plan, sidecar| match change {
-            Change::Policy => sidecar.is_of(plan, mesh::CHANGED),
-            Change::Service => plan.subscription == Subscription::Mesh,
-            Change::Route if !plan.uses_vhds => true,
-            Change::Endpoint | Change::Route => sidecar.uses_changed(plan),
-        });
-        let before = server.cpu();
-        let began = clock::now();
-        mesh.change(change)?;
-        fleet
-            .wait(sidecars, TIMEOUT)
-            .with_context(|| format!("{change:?}: {}", server.running.output_tail()))?;
-        // The cost of a change includes acknowledgements and the responses that follow from it.
-        fleet.rest(AFTER_EFFECTS)?;
-        cpu.push(server.cpu() - before);
-        let took: Vec<u64> = fleet.received.changed.iter().map(|at| at - began).collect();
-        lasts.extend(took.iter().max());
-        moments.extend(took);
-        bytes += fleet.received.bytes;
-    }
-    cpu.sort_unstable();
-    let result = ChangeResult {
-        change,
-        sidecars,
-        ms: Quantiles::of(moments),
-        last_ms: Quantiles::of(lasts).p50,
-        cpu_ms: cpu[cpu.len() / 2] as f64 / 1e6,
-        bytes_each: bytes as f64 / f64::from(repeat) / sidecars.max(1) as f64,
-    };
-    stdio::print_error(format_args!(
-        "{change:?}: at the last of {} after {:.1} ms, {:.1} ms of CPU",
-        result.sidecars, result.last_ms, result.cpu_ms
-    ));
-    Ok(result)
-}
-
-fn churn(
-    fleet: &mut Fleet<'_>,
-    server: &mut Server,
-    mesh: &mut Mesh,
-    args: &ControlArgs,
-) -> anyhow::Result<Churn> {
-    fleet.received = Default::default();
-    let (cpu, start) = (server.cpu(), Instant::now());
-    let (mut changes, mut resident_mb) = (0, Vec::new());
-    let meanwhile = || {
-        let passed = start.elapsed();
-        if passed >= BETWEEN_CHANGES * (changes as u32 + 1) {
-            mesh.change(if changes % 2 == 0 { Change::Endpoint } else { Change::Route })?;
-            changes += 1;
-        }
-        if passed >= args.seconds / 10 * (resident_mb.len() as u32 + 1) {
-            resident_mb.push(server.resident());
-        }
-        Ok(())
-    };
-    let share = f64::from(args.churn) / 100.0;
-    let back = fleet.churn(share, args.seconds, args.at_once as usize, meanwhile)?;
-    let seconds = start.elapsed().as_secs_f64();
-    resident_mb.push(server.resident());
-    let received = std::mem::take(&mut fleet.received);
-    let made = received.configured.len() as f64;
-    Ok(Churn {
-        percent: args.churn,
-        seconds,
-        per_second: back as f64 / args.seconds.as_secs_f64(),
-        cpu_ms_each: (server.cpu() - cpu) as f64 / 1e6 / made,
-        ms: Quantiles::of(received.configured),
-        changes,
-        resident_mb,
-    })
-}
-
-/// The control plane under measurement.
-pub(crate) struct Server {
-    pub(crate) running: Running,
-    pub(crate) target: SocketAddr,
-    /// Time until it serves.
-    start: Duration,
-}
-
-impl Server {
-    /// Starts the control plane with further arguments.
-    pub(crate) async fn start(
-        skysail: Option<&Path>,
-        tls: bool,
-        further: &[OsString],
-        folder: &Path,
-        config: &Path,
-        ca: &Path,
-    ) -> anyhow::Result<Self> {
-        let program = skysail.map_or_else(std::env::current_exe, |path| Ok(path.to_owned()))?;
-        // In a network namespace of its own, the benchmark finds every port free. Without one, any choice of
-        // ports may collide.
-        let (tls_port, plain_port, admin_port) = (15_012, 15_010, 15_014);
-        let mut command = vec![program.into_os_string(), "control".into()];
-        for (option, value) in [
-            ("--config", config.as_os_str()),
-            ("--ca-dir", ca.as_os_str()),
-            ("--listen", "127.0.0.1".as_ref()),
-            ("--tls-port", tls_port.to_string().as_ref()),
-            ("--plain-port", plain_port.to_string().as_ref()),
-            ("--admin-port", admin_port.to_string().as_ref()),
-        ] {
-            command.extend([option.into(), value.to_owned()]);
-        }
-        // All sidecars have the same address.
-        command.extend(["--max-connections-per-address".into(), "0".into()]);
-        command.extend_from_slice(further);
-        let scheduling = Scheduling { realtime: false, first: false, cpus: None };
-        let start = Instant::now();
-        let mut running = Running::start("control", &command, folder, scheduling)?;
-        running.ready(plain_port).await?;
-        let port = if tls { tls_port } else { plain_port };
-        Ok(Self { running, target: ([127, 0, 0, 1], port).into(), start: start.elapsed() })
-    }
-
-    pub(crate) fn cpu(&self) -> u64 {
-        accounting::cpu(&[self.running.pid()]).nanoseconds
-    }
-
-    pub(crate) fn resident(&self) -> f64 {
-        accounting::resident(&[self.running.pid()]) as f64 / 1_024.0
-    }
-
-    fn peak(&self) -> f64 {
-        accounting::peak(self.running.pid()) as f64 / 1_024.0
-    }
-}
-
-impl Quantiles {
-    /// Summarizes nanoseconds as milliseconds.
-    fn of(mut values: Vec<u64>) -> Self {
-        values.sort_unstable();
-        let at = |share: f64| {
-            let index = ((values.len() as f64 * share).ceil() as usize).max(1) - 1;
-            values.get(index).copied().unwrap_or_default() as f64 / 1e6
-        };
-        Self { p50: at(0.5), p99: at(0.99), last: at(1.0) }
-    }
-}
-
-impl Quantiles {
-    fn text(&self) -> String {
-        format!("P50 {:.1} ms, P99 {:.1}, the last {:.1}", self.p50, self.p99, self.last)
-    }
 }

@@ -190,6 +190,9 @@ async fn with_control_plane(
     let mut plan = Plan {
         form: Form::Delta,
         subscription: Subscription::Mesh,
+        sidecars: usize::MAX,
+        is_large: false,
+        has_secrets: false,
         services: SERVICES,
         namespaces: NAMESPACES,
         used: SERVICES,
@@ -199,7 +202,7 @@ async fn with_control_plane(
     };
     learn(&mut plan, control.target, None, TIMEOUT)?;
     let mut fleet = Fleet::new(control.target, Vec::new(), &plan, 1)?;
-    fleet.connect(args.sidecars as usize, AT_ONCE, TIMEOUT)?;
+    fleet.connect(0..args.sidecars as usize, AT_ONCE, TIMEOUT)?;
     fleet.rest(SETTLE)?;
     let before = questions.now();
     fleet.rest(args.seconds)?;

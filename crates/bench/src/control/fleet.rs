@@ -1,6 +1,6 @@
 //! Runs thousands of sidecars on one thread.
 
-use std::{net::SocketAddr, os::fd::AsFd as _, time::Duration};
+use std::{net::SocketAddr, ops::Range, os::fd::AsFd as _, time::Duration};
 
 use anyhow::{Context as _, bail};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -19,6 +19,8 @@ use crate::{
 
 /// Size of the read buffer in bytes.
 const SCRATCH: usize = 256 * 1_024;
+/// Interval at which a condition is checked.
+const CHECK: Duration = Duration::from_millis(10);
 
 /// All sidecars, and the events since they were last reset.
 pub(crate) struct Fleet<'a> {
@@ -52,12 +54,14 @@ pub(crate) struct FleetEvents {
     pub(crate) bytes: u64,
     pub(crate) resources: u64,
     pub(crate) responses: u64,
+    /// For each sidecar whether it has received a response.
+    reached: Vec<bool>,
     /// The awaited type, and for each sidecar whether it still lacks it.
     wanted: Option<(Kind, Vec<bool>)>,
 }
 
 impl<'a> Fleet<'a> {
-    /// `tls` has one entry per namespace, or none for plain text.
+    /// `tls` has one entry per namespace, then one for gateways, or none for plain text.
     pub(crate) fn new(
         target: SocketAddr,
         tls: Vec<Tls>,
@@ -82,14 +86,19 @@ impl<'a> Fleet<'a> {
         self.slots.iter().flatten().flat_map(|slot| slot.sidecars.iter().copied())
     }
 
-    /// Connects sidecars up to the number `until`, at most `at_once` at a time, and waits until all are configured.
-    pub(crate) fn connect(&mut self, until: usize, at_once: usize, patience: Duration) -> anyhow::Result<()> {
-        let mut numbers: Vec<usize> = (self.slots.len() * self.streams..until).collect();
+    /// Connects the sidecars with these numbers, at most `at_once` at a time, and waits until all are configured.
+    pub(crate) fn connect(
+        &mut self,
+        numbers: Range<usize>,
+        at_once: usize,
+        patience: Duration,
+    ) -> anyhow::Result<()> {
+        let mut numbers: Vec<usize> = numbers.collect();
         let deadline = clock::now() + nanoseconds(patience);
         // The sidecars of a connection share one certificate, so they must be in one namespace.
-        let (services, namespaces, streams) = (self.plan.services, self.plan.namespaces, self.streams);
-        let block = namespaces * streams;
-        let namespace = move |number: &usize| number % services % namespaces;
+        let (plan, streams) = (self.plan, self.streams);
+        let block = plan.namespaces * streams;
+        let namespace = move |number: &usize| plan.namespace(*number);
         numbers.sort_by_key(|number| (number / block, namespace(number)));
         let same = |one: &usize, other: &usize| namespace(one) == namespace(other);
         let mut next = numbers.chunk_by(same).flat_map(|numbers| numbers.chunks(streams));
@@ -103,7 +112,7 @@ impl<'a> Fleet<'a> {
                 self.open(self.slots.len() - 1, numbers)?;
                 expected += numbers.len();
             }
-            self.turn(deadline).with_context(|| {
+            self.turn(deadline, deadline).with_context(|| {
                 format!("{} of {wanted} sidecars are configured", self.received.configured.len())
             })?;
         }
@@ -138,11 +147,11 @@ impl<'a> Fleet<'a> {
                 self.open(at, &numbers)?;
                 next += 1;
             }
-            self.turn(end + nanoseconds(patience))?;
+            self.turn(end + nanoseconds(patience), end + nanoseconds(patience))?;
         }
         let back = self.received.configured.len() - first;
         while self.received.configured.len() - first < under_way {
-            self.turn(end + nanoseconds(patience))?;
+            self.turn(end + nanoseconds(patience), end + nanoseconds(patience))?;
         }
         Ok(back)
     }
@@ -155,19 +164,17 @@ impl<'a> Fleet<'a> {
 
     /// Begins to wait for a response of this type at all sidecars that will receive one. Returns their number.
     pub(crate) fn begin_wait(&mut self, kind: Kind, by: impl Fn(&Plan, Sidecar) -> bool) -> usize {
-        let waiting: Vec<bool> = self
-            .slots
-            .iter()
-            .flatten()
-            .flat_map(|slot| &slot.sidecars)
-            .map(|one| by(self.plan, *one))
-            .collect();
-        let count = waiting.iter().filter(|waits| **waits).count();
-        let mut by_number = vec![false; waiting.len()];
-        for (sidecar, waits) in self.sidecars().zip(&waiting) {
-            by_number[sidecar.number] = *waits;
+        let length = self.sidecars().map(|sidecar| sidecar.number + 1).max().unwrap_or_default();
+        let (mut by_number, mut count) = (vec![false; length], 0);
+        for sidecar in self.sidecars().filter(|sidecar| by(self.plan, *sidecar)) {
+            by_number[sidecar.number] = true;
+            count += 1;
         }
-        self.received = FleetEvents { wanted: Some((kind, by_number)), ..FleetEvents::default() };
+        self.received = FleetEvents {
+            wanted: Some((kind, by_number)),
+            reached: vec![false; length],
+            ..FleetEvents::default()
+        };
         count
     }
 
@@ -175,9 +182,18 @@ impl<'a> Fleet<'a> {
     pub(crate) fn wait(&mut self, count: usize, patience: Duration) -> anyhow::Result<()> {
         let deadline = clock::now() + nanoseconds(patience);
         while self.received.changed.len() < count {
-            self.turn(deadline).with_context(|| {
+            self.turn(deadline, deadline).with_context(|| {
                 format!("{} of {count} sidecars have received the change", self.received.changed.len())
             })?;
+        }
+        Ok(())
+    }
+
+    /// Runs until a condition holds. Checks it at least every [`CHECK`].
+    pub(crate) fn wait_until(&mut self, is_met: impl Fn() -> bool, patience: Duration) -> anyhow::Result<()> {
+        let deadline = clock::now() + nanoseconds(patience);
+        while !is_met() {
+            self.turn(deadline.min(clock::now() + nanoseconds(CHECK)), deadline)?;
         }
         Ok(())
     }
@@ -193,8 +209,8 @@ impl<'a> Fleet<'a> {
 
     fn open(&mut self, at: usize, numbers: &[usize]) -> anyhow::Result<()> {
         let began = clock::now();
-        let service = numbers.first().copied().unwrap_or_default() % self.plan.services;
-        let tls = (!self.tls.is_empty()).then(|| &self.tls[service % self.plan.namespaces % self.tls.len()]);
+        let namespace = self.plan.namespace(numbers.first().copied().unwrap_or_default());
+        let tls = (!self.tls.is_empty()).then(|| &self.tls[namespace % self.tls.len()]);
         let stream = match tls {
             None => Stream::begin(&self.target.into(), None)?,
             Some(tls) => {
@@ -216,9 +232,9 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// Waits for events and handles them. Fails at the deadline.
-    fn turn(&mut self, deadline: u64) -> anyhow::Result<()> {
-        self.events(deadline)?;
+    /// Waits for events, until `until` at most, and handles them. Fails at the deadline.
+    fn turn(&mut self, until: u64, deadline: u64) -> anyhow::Result<()> {
+        self.events(until)?;
         if clock::now() >= deadline {
             bail!("the time is up");
         }
@@ -269,10 +285,18 @@ impl<'a> Fleet<'a> {
 }
 
 impl FleetEvents {
+    /// Returns the number of sidecars that have received a response since [`Fleet::begin_wait`].
+    pub(crate) fn reached(&self) -> usize {
+        self.reached.iter().filter(|is_reached| **is_reached).count()
+    }
+
     fn note(&mut self, sidecar: Sidecar, is_configured: bool, began: u64, response: Response) {
         self.bytes += response.bytes;
         self.resources += u64::from(response.resources + response.removed);
         self.responses += 1;
+        if let Some(is_reached) = self.reached.get_mut(sidecar.number) {
+            *is_reached = true;
+        }
         if is_configured {
             self.configured.push(clock::now() - began);
         }

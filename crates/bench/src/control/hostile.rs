@@ -133,6 +133,9 @@ async fn one(args: &ControlArgs, folder: &Path, attack: Attack) -> anyhow::Resul
     let mut plan = Plan {
         form: Form::Delta,
         subscription: Subscription::Mesh,
+        sidecars: usize::MAX,
+        is_large: false,
+        has_secrets: false,
         services,
         namespaces,
         used: args.used as usize,
@@ -142,7 +145,7 @@ async fn one(args: &ControlArgs, folder: &Path, attack: Attack) -> anyhow::Resul
     };
     learn(&mut plan, server.target, tls.first(), TIMEOUT)?;
     let mut fleet = Fleet::new(server.target, tls.clone(), &plan, 1)?;
-    fleet.connect(1, 1, TIMEOUT)?;
+    fleet.connect(0..1, 1, TIMEOUT)?;
     fleet.rest(SETTLE)?;
     let before_mb = server.resident();
 

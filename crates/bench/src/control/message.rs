@@ -13,10 +13,11 @@ pub(crate) enum Kind {
     Listener,
     Route,
     VirtualHost,
+    Secret,
 }
 
 impl Kind {
-    /// In the order in which a sidecar subscribes to them.
+    /// Types of a sidecar, in the order in which it subscribes to them.
     pub(crate) const ALL: [Self; 5] =
         [Self::Cluster, Self::Endpoint, Self::Listener, Self::Route, Self::VirtualHost];
 
@@ -27,11 +28,12 @@ impl Kind {
             Self::Listener => "type.googleapis.com/envoy.config.listener.v3.Listener",
             Self::Route => "type.googleapis.com/envoy.config.route.v3.RouteConfiguration",
             Self::VirtualHost => "type.googleapis.com/envoy.config.route.v3.VirtualHost",
+            Self::Secret => "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret",
         }
     }
 
     fn of_url(url: &[u8]) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.url().as_bytes() == url)
+        Self::ALL.into_iter().chain([Self::Secret]).find(|kind| kind.url().as_bytes() == url)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{ChangeResult, Churn, ControlReport};
+use super::report::{ChangeResult, Churn, ControlReport};
 use crate::layout;
 
 impl ControlReport {
@@ -57,21 +57,24 @@ impl ControlReport {
     }
 }
 
-const CHANGES: [&str; 8] =
-    ["change", "sidecars", "P50 ms", "P99 ms", "last ms", "worst ms", "CPU ms", "bytes to each"];
-const CHANGES_LEGEND: &str = "From the change of the file until a sidecar has it: P50 and P99 of all sidecars and \
+const CHANGES: [&str; 9] =
+    ["change", "sidecars", "reached", "P50 ms", "P99 ms", "last ms", "worst ms", "CPU ms", "bytes to each"];
+const CHANGES_LEGEND: &str = "sidecars: those that must receive the change, also gateways; reached: those that \
+    received anything. From the change of the file until a sidecar has it: P50 and P99 of all sidecars and \
     repetitions; last: the last sidecar, median of the repetitions; worst: the last sidecar of the slowest repetition. \
-    CPU: of the control plane, median.";
+    CPU: of the control plane, median. bytes: for each that was reached.";
 
 impl ChangeResult {
     fn row(&self) -> Vec<String> {
+        let time = |ms: f64| if self.sidecars == 0 { "-".to_owned() } else { format!("{ms:.1}") };
         vec![
-            format!("{:?}", self.change).to_lowercase(),
+            self.change.name(),
             self.sidecars.to_string(),
-            format!("{:.1}", self.ms.p50),
-            format!("{:.1}", self.ms.p99),
-            format!("{:.1}", self.last_ms),
-            format!("{:.1}", self.ms.last),
+            self.reached.to_string(),
+            time(self.ms.p50),
+            time(self.ms.p99),
+            time(self.last_ms),
+            time(self.ms.last),
             format!("{:.1}", self.cpu_ms),
             format!("{:.0}", self.bytes_each),
         ]
@@ -95,7 +98,11 @@ impl Churn {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{ConnectResult, ControlSettings, Form, Quantiles, Subscription, mesh::Change},
+        super::{
+            Form, Subscription,
+            mesh::{Change, Size},
+            report::{ConnectResult, ControlSettings, Quantiles},
+        },
         *,
     };
     use crate::stage;
@@ -106,10 +113,11 @@ mod tests {
 
     /// A large mesh on a slow machine.
     fn report() -> ControlReport {
-        let changes = [Change::Endpoint, Change::Route, Change::Policy, Change::Service];
+        let changes = [Change::Endpoint, Change::RequestAuthentication, Change::Policy, Change::Service];
         let result = |change| ChangeResult {
             change,
             sidecars: 200_000,
+            reached: 200_000,
             ms: spread(119_999.9),
             last_ms: 99_999.9,
             cpu_ms: 12_345.6,
@@ -123,6 +131,8 @@ mod tests {
             machine: stage::machine(None, &Ok(()), None),
             settings: ControlSettings {
                 sidecars: 200_000,
+                gateways: 3_000,
+                mesh: Size::Large,
                 services: 60_000,
                 namespaces: 10_000,
                 endpoints: 250,
@@ -165,7 +175,7 @@ mod tests {
     fn tables_fit_a_terminal() {
         let text = report().table();
         layout::assert_fits(&text);
-        for part in [" | 12345 per second", "| endpoint |", "| 100 % reconnect", "| 36000"] {
+        for part in [" | 12345 per second", "| endpoint ", "| 100 % reconnect", "| 36000"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(text.contains("worst: the last sidecar of the"), "{text}");

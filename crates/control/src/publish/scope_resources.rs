@@ -94,6 +94,11 @@ impl ScopeResources {
         }
     }
 
+    /// Returns whether there are resources of a service (namespace, name).
+    pub(super) fn has_service(&self, (namespace, name): &(String, String)) -> bool {
+        self.parts.contains_key(&Part::Service(namespace.clone(), name.clone()))
+    }
+
     /// Returns the resources of a part.
     fn resources_of(&self, part: &Part) -> Vec<Arc<Resource>> {
         let names = self.parts.get(part).into_iter().flatten();
@@ -268,8 +273,8 @@ impl ScopeResources {
         }));
         affected.extend((changes.names && self.parts.contains_key(&Part::Names)).then_some(Part::Names));
         let has_hosts = !changes.hosts.is_empty() || !changes.service_hosts.is_empty();
-        let routes = changes.routes || (has_hosts && !scope.routes_by_host());
-        affected.extend((routes || changes.everything).then_some(Part::Routes));
+        let routes = changes.affects_all_routes() || (has_hosts && !scope.routes_by_host());
+        affected.extend(routes.then_some(Part::Routes));
         affected
     }
 
@@ -367,7 +372,7 @@ impl ScopeResources {
         affected.extend(services.map(|(namespace, name)| Part::Service(namespace, name)));
         // Without routes by host, a change of one host affects the whole route configuration.
         let has_hosts = !changes.hosts.is_empty() || !changes.service_hosts.is_empty();
-        let routes = changes.routes || (has_hosts && !scope.routes_by_host());
+        let routes = changes.affects_all_routes() || (has_hosts && !scope.routes_by_host());
         affected.extend(routes.then_some(Part::Routes));
         affected.extend(changes.names.then_some(Part::Names));
         affected

@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use skysail_model::{ChangeSet, ClientScope, Outline};
+use skysail_model::{ChangeSet, ClientScope, Outline, World};
 use skysail_xds::{Layer, Snapshot};
 use tokio::sync::watch;
 
@@ -85,6 +85,21 @@ impl FailedCompile {
 }
 
 impl ScopeEntry {
+    /// Returns whether changes may affect its resources. May return true if they do not.
+    pub(super) fn is_affected(&self, world: &World, scope: &ClientScope, changes: &ChangeSet) -> bool {
+        let Some(resources) = &self.resources else { return true };
+        // Earlier changes are not compiled yet, so the resources do not show what was seen.
+        !self.pending.is_empty()
+            || changes.affects_scope(world, scope, |service| resources.has_service(service))
+    }
+
+    /// Continues the entry of the same scope from before the views were reassigned. The counts are those of this entry.
+    fn resume(&mut self, before: Self) {
+        let Self { id, published, resources, pending, is_opening, failed, ready, .. } = before;
+        (self.id, self.published, self.resources) = (id, published, resources);
+        (self.pending, self.is_opening, self.failed, self.ready) = (pending, is_opening, failed, ready);
+    }
+
     /// Publishes compiled resources and notifies waiting proxies.
     pub(super) fn publish(&mut self, resources: ScopeResources) -> Published {
         let (local, shared) = match &resources.below {
@@ -238,8 +253,9 @@ impl State {
     }
 
     /// Reassigns views to scopes after the properties that assign them have changed. If several scopes become
-    /// one, their proxies receive the resources that only the other scopes had, and the deletions.
-    pub(super) fn regroup(&mut self) {
+    /// one, their proxies receive the resources that only the other scopes had, and the deletions. With `keeps`, scopes
+    /// with the same views as before stay as they are.
+    pub(super) fn regroup(&mut self, keeps: bool) {
         let mut before = std::mem::take(&mut self.scopes);
         // Bases stay as they are: they depend on none of these properties.
         self.scopes.extend(before.extract_if(|scope, _| scope.is_base()));
@@ -265,7 +281,11 @@ impl State {
             .filter(|(scope, _)| scope.is_base())
             .filter_map(|(scope, entry)| Some((Arc::clone(scope), entry.resources.clone()?)))
             .collect();
-        for (scope, entry) in self.scopes.iter_mut().filter(|(scope, _)| !scope.is_base()) {
+        let is_kept = |scope: &Arc<ClientScope>| {
+            keeps && origins.get(scope).is_some_and(|origins| origins.iter().all(|origin| origin == scope))
+        };
+        for (scope, entry) in self.scopes.iter_mut().filter(|(scope, _)| !scope.is_base() && !is_kept(scope))
+        {
             let origins = origins.get(scope).into_iter().flatten();
             let origins: Vec<(&Arc<ClientScope>, &ScopeResources)> = origins
                 .filter_map(|origin| Some((origin, before.get(origin)?.resources.as_ref()?)))
@@ -284,6 +304,11 @@ impl State {
                     resources.is_flat = true;
                     origins.iter().for_each(|origin| resources.inherit(&flat(origin), generation));
                 }
+            }
+        }
+        for (scope, entry) in self.scopes.iter_mut().filter(|(scope, _)| is_kept(scope)) {
+            if let Some(same) = before.remove(scope) {
+                entry.resume(same);
             }
         }
     }

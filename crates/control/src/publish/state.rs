@@ -148,9 +148,11 @@ impl State {
         changes.addresses.clear();
         let grouping = self.world.grouping();
         if self.grouping != grouping {
+            // Other Sidecars only assign views to other scopes; the rest of the scopes stay as they are.
+            let by_sidecars = self.grouping.differs_by_sidecars(&grouping) && !changes.everything;
             self.grouping = grouping;
-            self.regroup();
-            changes.everything = true;
+            self.regroup(by_sidecars);
+            changes.everything |= !by_sidecars;
         }
         if changes.everything {
             changes = ChangeSet::everything();
@@ -159,7 +161,11 @@ impl State {
             return;
         }
         if changes.affects_shared() {
-            self.scopes.values_mut().for_each(|scope| scope.pending.add(changes.clone()));
+            for (scope, entry) in &mut self.scopes {
+                if entry.is_affected(&self.world, scope, &changes) {
+                    entry.pending.add(changes.clone());
+                }
+            }
         }
         for (view, entry) in &mut self.views {
             entry.is_stale |= changes.affects_own(view);

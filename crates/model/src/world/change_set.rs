@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
-use super::{World, hosts};
+use super::{World, hosts, mesh_hosts};
 use crate::{
-    ObjectKey, ProxyView, Role,
+    ClientScope, ObjectKey, ProxyView, Role,
     api::{
         Kind, Labels, Pod, Protocol, Service, ServicePort, Typed, VirtualService, kube::SliceEndpoint,
         mesh_config, selects,
@@ -24,6 +24,8 @@ pub struct ChangeSet {
     pub services: BTreeSet<(String, String)>,
     /// All routes.
     pub routes: bool,
+    /// Hosts of VirtualServices, with their namespaces. All routes of the clients that see them may differ.
+    pub rule_hosts: BTreeSet<(String, String)>,
     /// Hosts of services whose routes may differ.
     pub hosts: BTreeSet<String>,
     /// Hosts of services that were added, removed or changed, and that affect no routes but their own.
@@ -72,7 +74,44 @@ impl ChangeSet {
     pub fn affects_shared(&self) -> bool {
         let Self { everything, services, routes, hosts, service_hosts, names, workloads, .. } = self;
         let has_names = !services.is_empty() || !hosts.is_empty() || !service_hosts.is_empty();
-        *everything || *routes || *names || *workloads || has_names
+        *everything || *routes || *names || *workloads || has_names || !self.rule_hosts.is_empty()
+    }
+
+    /// Returns whether all routes may differ.
+    pub fn affects_all_routes(&self) -> bool {
+        self.everything || self.routes || !self.rule_hosts.is_empty()
+    }
+
+    /// Returns whether the resources of a scope may differ. `has` returns whether the scope has the resources of a
+    /// service (namespace, name). Returns false only if a Sidecar hides all that may differ.
+    pub fn affects_scope(
+        &self,
+        world: &World,
+        scope: &ClientScope,
+        has: impl Fn(&(String, String)) -> bool,
+    ) -> bool {
+        let Some(egress) = scope.egress.as_ref().filter(|egress| !egress.listeners.is_empty()) else {
+            return true;
+        };
+        if self.everything || self.routes || self.workloads {
+            return true;
+        }
+        let names = |namespace: &str, host: &str| {
+            egress.listeners.iter().any(|listener| listener.imports(&scope.namespace, namespace, host))
+        };
+        // A VirtualService of any namespace may route the host.
+        let hosts = self.hosts.iter().chain(&self.service_hosts);
+        let has_host = |host: &String| egress.listeners.iter().any(|listener| listener.names(host));
+        let sees = |service: &(String, String)| {
+            let host = world.service_named(&service.0, &service.1).map(|service| service.fqdn());
+            let is_target = |host: &str| world.is_target_of_rules(&egress.listeners, host, &scope.namespace);
+            has(service) || host.is_some_and(|host| names(&service.0, &host) || is_target(&host))
+        };
+        self.rule_hosts.iter().any(|(namespace, host)| names(namespace, host))
+            || hosts.into_iter().any(has_host)
+            || self.services.iter().any(sees)
+            // The name table and the listeners have the services; without any, the estimate is about none in particular.
+            || self.names && self.services.is_empty()
     }
 
     /// Adds the estimate of another change.
@@ -80,6 +119,7 @@ impl ChangeSet {
         self.everything |= other.everything;
         self.services.extend(other.services);
         self.routes |= other.routes;
+        self.rule_hosts.extend(other.rule_hosts);
         self.hosts.extend(other.hosts);
         self.service_hosts.extend(other.service_hosts);
         self.gateway_routes |= other.gateway_routes;
@@ -127,7 +167,8 @@ impl World {
             | Kind::ReplicaSet
             | Kind::Job
             | Kind::CronJob
-            | Kind::WorkloadGroup => ChangeSet::nothing(),
+            | Kind::WorkloadGroup
+            | Kind::ProxyConfig => ChangeSet::nothing(),
             // These kinds have an effect only through the internal objects made from them.
             Kind::GatewayClass
             | Kind::KubernetesGateway
@@ -143,13 +184,11 @@ impl World {
             Kind::ConfigMap if !mesh_config::is_own(namespace, name) => {
                 ChangeSet { workloads: self.uses_root_map(namespace, name), ..ChangeSet::default() }
             }
-            Kind::Namespace
-            | Kind::Node
-            | Kind::ConfigMap
-            | Kind::PeerAuthentication
-            | Kind::Sidecar
-            | Kind::ProxyConfig
-            | Kind::EnvoyFilter => ChangeSet::everything(),
+            Kind::Node | Kind::ConfigMap => ChangeSet::everything(),
+            Kind::Namespace => self.changes_of_namespace(name),
+            Kind::PeerAuthentication => self.changes_of_peer_authentication(namespace, name),
+            Kind::Sidecar => self.changes_of_sidecar(namespace, name),
+            Kind::EnvoyFilter => self.changes_of_envoy_filter(namespace, name),
             Kind::RateLimitPolicy => self.changes_of_rate_limits(namespace, name),
             Kind::Gateway => {
                 let gateway = self.gateways.get(namespace, name).map(|entry| &entry.object.spec);
@@ -195,19 +234,23 @@ impl World {
     fn changes_of_destination_rule(&self, namespace: &str, name: &str) -> ChangeSet {
         let rule = self.destination_rules.get(namespace, name).map(|entry| &entry.object);
         let Some(rule) = rule else { return ChangeSet::nothing() };
-        match self.service(&hosts::fqdn(&rule.spec.host, namespace)) {
-            Some(service) if service.spec.entry_host.is_none() => ChangeSet {
-                services: BTreeSet::from([(service.meta.namespace.clone(), service.meta.name.clone())]),
-                routes: true,
-                gateway_routes: true,
-                workloads: self.shapes_listeners(service)
-                    || self.is_destination_of_connections(service)
-                    || rule.spec.has_credential(),
-                // Their metadata name the rule that applies to them.
-                workloads_in: BTreeSet::from([service.meta.namespace.clone()]),
-                ..ChangeSet::default()
-            },
-            _ => ChangeSet::everything(),
+        let host = hosts::fqdn(&rule.spec.host, namespace);
+        let services: Vec<_> = self.all_of_host(&host).collect();
+        if services.is_empty() {
+            return ChangeSet::everything();
+        }
+        let name =
+            |service: &&Arc<Typed<Service>>| (service.meta.namespace.clone(), service.meta.name.clone());
+        let shapes = |service: &&Arc<Typed<Service>>| {
+            self.has_own_listeners(service) || self.is_destination_of_connections(service)
+        };
+        ChangeSet {
+            services: services.iter().map(name).collect(),
+            routes: self.hashes(&host),
+            workloads: rule.spec.has_credential() || services.iter().any(shapes),
+            // Their metadata name the rule that applies to them.
+            workloads_in: services.iter().map(|service| service.meta.namespace.clone()).collect(),
+            ..self.gateways_of_host(&host)
         }
     }
 
@@ -222,25 +265,14 @@ impl World {
         ChangeSet {
             services,
             routes: !is_alone,
-            service_hosts: is_alone.then_some(host).into_iter().collect(),
-            gateway_routes: true,
+            service_hosts: is_alone.then(|| host.clone()).into_iter().collect(),
             names: true,
             addresses: self.addresses_of(service),
             workloads: self.shapes_listeners(service) || self.is_destination_of_connections(service),
             // The workloads that it selects.
             workloads_in: BTreeSet::from([namespace.to_owned()]),
-            ..ChangeSet::default()
+            ..self.gateways_of_host(&host)
         }
-    }
-
-    /// Returns the resources that depend on a VirtualService if Sidecars select services: a selected VirtualService
-    /// makes its destinations visible.
-    fn changes_of_imported(&self, rule: &Typed<VirtualService>) -> ChangeSet {
-        let targets = super::sidecar::targets(rule);
-        let services = targets.iter().filter_map(|host| self.service(host));
-        let services =
-            services.map(|service| (service.meta.namespace.clone(), service.meta.name.clone())).collect();
-        ChangeSet { services, names: true, ..ChangeSet::default() }
     }
 
     /// Returns the resources that depend on a VirtualService, or on those that delegate to it.
@@ -258,16 +290,16 @@ impl World {
         if !rule.spec.is_for_mesh() {
             return ChangeSet { gateways, ..ChangeSet::default() };
         }
-        let mut imported = ChangeSet::default();
-        if self.has_sidecars() {
-            imported = self.changes_of_imported(rule);
-        }
         // Rules for connections are part of the listeners.
         let workloads = routes_connections(&rule.spec);
-        let changes = ChangeSet { workloads, gateways, ..imported };
+        let changes = ChangeSet { workloads, gateways, ..ChangeSet::default() };
         match self.only_service_of(rule) {
             Some(host) => ChangeSet { hosts: BTreeSet::from([host]), ..changes },
-            None => ChangeSet { routes: true, ..changes },
+            None => {
+                let hosts = mesh_hosts(rule).into_iter();
+                let rule_hosts = hosts.map(|host| (rule.meta.namespace.clone(), host)).collect();
+                ChangeSet { rule_hosts, ..changes }
+            }
         }
     }
 
@@ -302,9 +334,11 @@ impl World {
             return true;
         }
         let mut ports = service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp);
-        // Clients may see the service and none of the others.
-        self.has_sidecars()
-            || ports.any(|port| !port.protocol.is_http() || !self.is_common(service, port.port))
+        ports.any(|port| {
+            !port.protocol.is_http()
+                || !self.is_common(service, port.port)
+                || self.is_alone_for_sidecars(service, port.port)
+        })
     }
 
     /// Returns whether all clients see another service with a port of HTTP.

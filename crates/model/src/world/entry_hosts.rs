@@ -194,14 +194,19 @@ impl World {
     /// them.
     pub(super) fn changes_of_entry(&self, namespace: &str, name: &str) -> ChangeSet {
         let Some(entry) = self.service_entries.get(namespace, name) else { return ChangeSet::default() };
-        let mut changes =
-            ChangeSet { routes: true, gateway_routes: true, names: true, ..ChangeSet::default() };
+        let mut changes = ChangeSet { names: true, ..ChangeSet::default() };
         if entry.object.spec.selector().is_some() || !entry.object.spec.endpoints.is_empty() {
             // The workloads that are its endpoints.
             changes.workloads_in.insert(namespace.to_owned());
         }
         for host in entry.object.spec.hosts.iter().map(|host| host_of(host)) {
+            if host.starts_with('*') {
+                changes.gateway_routes = true;
+            } else {
+                changes.gateways.extend(self.gateways_of_host(&host).gateways);
+            }
             for (namespace, _) in self.entry_hosts.get(&host) {
+                changes.rule_hosts.insert((namespace.clone(), host.clone()));
                 if let Some(service) = self.service_named(namespace, &host) {
                     changes.workloads |= self.shapes_listeners(service);
                     changes.services.insert((namespace.clone(), host.clone()));

@@ -1,6 +1,9 @@
 //! Gateways of a proxy, and the VirtualServices that are bound to them.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::Arc,
+};
 
 use super::{World, host_matches, hosts, store::Entry};
 use crate::api::{Gateway, Labels, Secret, Typed, VirtualService, selects};
@@ -93,23 +96,43 @@ impl<'a> BoundRule<'a> {
     /// Returns the hosts that it has in common with a server: of two that overlap, the narrower one. The hosts of a
     /// server may name the namespaces of the VirtualServices that may use them.
     pub(crate) fn common_hosts(&self, server: &[String]) -> Vec<String> {
-        let mut common: Vec<String> = Vec::new();
+        let (wild, exact): (Vec<&str>, Vec<&str>) =
+            self.hosts.iter().map(String::as_str).partition(|host| host.starts_with('*'));
+        let exact: HashSet<&str> = exact.into_iter().collect();
+        let (mut common, mut known): (Vec<String>, HashSet<&str>) = (Vec::new(), HashSet::new());
+        let mut add = |host| {
+            if known.insert(host) {
+                common.push(host.to_owned());
+            }
+        };
         for of_server in server {
             let Some(of_server) = host_for(of_server, &self.rule.meta.namespace) else { continue };
-            for of_rule in &self.hosts {
-                let narrower = if is_within(of_server, of_rule) {
-                    of_server
-                } else if is_within(of_rule, of_server) {
-                    of_rule
-                } else {
-                    continue;
-                };
-                if common.iter().all(|known| known != narrower) {
-                    common.push(narrower.to_owned());
+            if of_server.starts_with('*') {
+                for of_rule in &self.hosts {
+                    if is_within(of_server, of_rule) {
+                        add(of_server);
+                    } else if is_within(of_rule, of_server) {
+                        add(of_rule);
+                    }
                 }
+            } else if exact.contains(of_server) || wild.iter().any(|of_rule| is_within(of_server, of_rule)) {
+                add(of_server);
             }
         }
         common
+    }
+
+    /// Returns whether it has a host in common with a server of a Gateway in this namespace.
+    pub(crate) fn has_common_host(&self, server: &[String], gateway_namespace: &str) -> bool {
+        let is_common = |of_rule: &String| {
+            server.iter().any(|of_server| {
+                let (namespace, host) = of_server.split_once('/').unwrap_or(("*", of_server));
+                let namespace = if namespace == "." { gateway_namespace } else { namespace };
+                (namespace == "*" || *namespace == self.rule.meta.namespace)
+                    && (is_within(host, of_rule) || is_within(of_rule, host))
+            })
+        };
+        self.hosts.iter().any(is_common)
     }
 }
 
@@ -161,5 +184,9 @@ mod tests {
         assert_eq!(common("shop/*.example.com", "a.example.com"), "a.example.com");
         assert_eq!(common("other/*.example.com", "a.example.com"), "");
         assert_eq!(common("b.example.com", "a.example.com"), "");
+        let spec = VirtualService { hosts: vec!["*.b.c".into(), "a.c".into()], ..Default::default() };
+        let rule = Typed { spec, ..Default::default() };
+        let server = ["x.b.c", "*.c", "a.c", "x.b.c", "d.c"].map(str::to_owned);
+        assert_eq!(BoundRule::new(&rule).common_hosts(&server), ["x.b.c", "*.b.c", "a.c"]);
     }
 }

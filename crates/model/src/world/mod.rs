@@ -7,6 +7,7 @@
 //! A clone of the World shares all maps and costs a few dozen reference counts. A change copies only what it changes:
 //! the map of the object's kind and namespace, and the indexes of the kind.
 
+mod affected;
 mod aliases;
 mod auto_addresses;
 mod change_set;
@@ -188,9 +189,11 @@ impl World {
         let key = object.key();
         let mut changes = self.changes_of(&key);
         let mut affects_topology = self.affects_topology(&key);
+        let imports = self.imports_of(&key);
         let changed = self.put(object, origin);
         if changed {
             changes.add(self.changes_of(&key));
+            changes.add(self.changes_of_imports(&imports, &self.imports_of(&key)));
             affects_topology |= self.affects_topology(&key);
             if affects_topology {
                 self.topology.take();
@@ -279,10 +282,12 @@ impl World {
 
     /// Removes an object. Returns false if it did not exist.
     pub fn delete(&mut self, key: &ObjectKey) -> bool {
-        let changes = self.changes_of(key);
+        let mut changes = self.changes_of(key);
         let affects_topology = self.affects_topology(key);
+        let imports = self.imports_of(key);
         let deleted = self.remove_object(key);
         if deleted {
+            changes.add(self.changes_of_imports(&imports, &None));
             if affects_topology {
                 self.topology.take();
             }

@@ -38,6 +38,21 @@ struct Selection {
 }
 
 impl Grouping {
+    /// Returns whether two groupings are equal apart from the Sidecars of namespaces other than the root namespace.
+    pub fn differs_by_sidecars(&self, other: &Self) -> bool {
+        let of_root = |grouping: &Self| {
+            let all = grouping.sidecars.iter();
+            all.filter(|(of, _)| *of == grouping.root_namespace).cloned().collect::<Vec<_>>()
+        };
+        let Self { label_keys, sidecars: _, root_namespace, settings, filters, network_gateways } = self;
+        label_keys == &other.label_keys
+            && root_namespace == &other.root_namespace
+            && settings == &other.settings
+            && filters == &other.filters
+            && network_gateways == &other.network_gateways
+            && of_root(self) == of_root(other)
+    }
+
     /// Returns the grouping of clients by their settings alone.
     pub(crate) fn of_settings(world: &World) -> Self {
         Self { settings: world.mesh().default_config.http(), ..Self::default() }
@@ -88,7 +103,7 @@ impl World {
     }
 
     /// Returns the selectors of the Gateways with a server of mode `AUTO_PASSTHROUGH`.
-    fn network_gateways(&self) -> Vec<(Labels, Option<String>)> {
+    pub(super) fn network_gateways(&self) -> Vec<(Labels, Option<String>)> {
         let joins = |gateway: &&Gateway| {
             let modes = gateway.servers.iter().filter_map(Server::terminating_or_forwarded_tls);
             modes.into_iter().any(|tls| tls.mode == ServerTlsMode::AutoPassthrough)
@@ -173,6 +188,11 @@ pub(super) fn targets(rule: &Typed<VirtualService>) -> BTreeSet<String> {
 }
 
 impl EgressListener {
+    /// Returns whether a client may call a host in some namespace.
+    pub(crate) fn names(&self, host: &str) -> bool {
+        self.hosts.iter().filter_map(|own| own.split_once('/')).any(|(_, pattern)| overlaps(pattern, host))
+    }
+
     /// Returns whether a client of this namespace may call a host of a service or VirtualService of namespace `owner`.
     pub fn imports(&self, client: &str, owner: &str, host: &str) -> bool {
         let parts = || self.hosts.iter().filter_map(|host| host.split_once('/'));

@@ -194,7 +194,7 @@ impl World {
     }
 
     /// Returns the services of exactly this host.
-    fn all_of_host<'a>(&'a self, host: &'a str) -> impl Iterator<Item = &'a Arc<Typed<Service>>> {
+    pub(super) fn all_of_host<'a>(&'a self, host: &'a str) -> impl Iterator<Item = &'a Arc<Typed<Service>>> {
         let owners = self.services_of_host(host).into_iter();
         let of_entries = owners.filter_map(move |owner| self.services.get(owner, host));
         let kubernetes = self.kubernetes_service(host).into_iter();

@@ -1,5 +1,6 @@
 use super::*;
 
+mod affected;
 mod workload_entries;
 
 use crate::api::{MtlsMode, Protocol};

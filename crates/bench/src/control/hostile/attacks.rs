@@ -234,7 +234,7 @@ impl Script for Unread<'_> {
                     let names: &[u8] = match kind {
                         Kind::Endpoint => &self.environment.endpoint_names,
                         Kind::Route | Kind::VirtualHost => &self.environment.route_names,
-                        Kind::Cluster | Kind::Listener => b"",
+                        Kind::Cluster | Kind::Listener | Kind::Secret => b"",
                     };
                     let request = Request { node, kind: Some(kind), names, ..Request::default() };
                     connection.send(call, &request.message());

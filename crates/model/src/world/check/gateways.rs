@@ -45,18 +45,9 @@ impl Report<'_> {
                 self.report(about, Code::UnknownGateway, field, message, remedy);
                 continue;
             };
-            let own = format!("{of}/");
-            let of_server = |server: &Server| {
-                let full = |host: &String| {
-                    host.strip_prefix("./").map_or(host.clone(), |host| format!("{own}{host}"))
-                };
-                server.hosts.iter().map(full).collect::<Vec<_>>()
-            };
             let mut servers = gateway.object.spec.servers.iter();
             let rule = BoundRule::new(&about.entry.object);
-            if !spec.hosts.is_empty()
-                && servers.all(|server| rule.common_hosts(&of_server(server)).is_empty())
-            {
+            if !spec.hosts.is_empty() && !servers.any(|server| rule.has_common_host(&server.hosts, of)) {
                 let message =
                     format!("no server of Gateway {name} has these hosts for namespace {namespace}");
                 self.report(

@@ -1,0 +1,337 @@
+//! Changes of the configuration while sidecars are connected: the objects, and which sidecars must receive the result.
+//!
+//! Most changes concern service 0 or its workload. Objects that a mesh does not have otherwise exist only while their
+//! change is measured, so that they affect no other measurement.
+
+use anyhow::Context as _;
+use clap::ValueEnum as _;
+use serde_json::{Value, json};
+
+use super::{
+    CHANGED, Mesh, host,
+    large::{EDGE, gateway_object, http_route, public_rule, rule, sidecar},
+    namespace,
+    objects::{namespace_object, pod, policy, route, service, slice},
+};
+use crate::{
+    certificates,
+    control::{
+        message::Kind,
+        sidecar::{Plan, Sidecar, Subscription},
+    },
+};
+
+/// Service whose HTTPRoute changes.
+const ROUTED: usize = 1;
+/// Service whose workload has the Sidecar that changes. It has none in a large mesh.
+const RESTRICTED: usize = 3;
+/// Gateway whose objects change.
+const GATEWAY: usize = 0;
+/// Secret that changes.
+pub(crate) const SECRET: &str = "changed";
+
+/// Kind of change while sidecars are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Change {
+    /// An endpoint of a service is added or removed.
+    Endpoint,
+    /// The timeout in a service's VirtualService changes.
+    Route,
+    /// The AuthorizationPolicy of a workload denies another path.
+    Policy,
+    /// A service is added or removed.
+    Service,
+    /// The timeout in a VirtualService changes whose host is no service.
+    VirtualService,
+    /// The timeout in a service's HTTPRoute changes.
+    HttpRoute,
+    /// The settings in a service's DestinationRule change.
+    DestinationRule,
+    /// A ServiceEntry is added or removed.
+    ServiceEntry,
+    /// The weight of a WorkloadEntry changes, which is an endpoint of a service.
+    WorkloadEntry,
+    /// The Sidecar of a workload allows another service.
+    Sidecar,
+    /// The PeerAuthentication of a workload gets another mode.
+    PeerAuthentication,
+    /// The RequestAuthentication of a workload changes.
+    RequestAuthentication,
+    /// The Telemetry of a workload changes.
+    Telemetry,
+    /// The EnvoyFilter of a workload gets another script.
+    EnvoyFilter,
+    /// The label of a pod without a sidecar changes, which is an endpoint of a service.
+    Pod,
+    /// The label of a namespace changes, which affects no resource.
+    Namespace,
+    /// The Gateway of a gateway has another host; --mesh large.
+    Gateway,
+    /// The timeout in a VirtualService of a gateway changes; --mesh large.
+    GatewayRoute,
+    /// The certificate in a gateway's Secret changes; --mesh large and --tls.
+    Secret,
+}
+
+impl Change {
+    /// Returns the name on the command line.
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// Returns whether the change can be made: whether its gateways, and certificates for them, exist.
+    pub(crate) fn is_possible(self, is_large: bool, has_tls: bool) -> bool {
+        match self {
+            Self::Gateway | Self::GatewayRoute => is_large,
+            Self::Secret => is_large && has_tls,
+            _ => true,
+        }
+    }
+
+    /// Returns the type of the resources that change.
+    pub(crate) fn kind(self, plan: &Plan) -> Kind {
+        match self {
+            Self::Endpoint | Self::WorkloadEntry | Self::Pod | Self::Namespace => Kind::Endpoint,
+            Self::Route | Self::VirtualService | Self::HttpRoute if plan.uses_vhds => Kind::VirtualHost,
+            Self::Route | Self::VirtualService | Self::HttpRoute | Self::Gateway | Self::GatewayRoute => {
+                Kind::Route
+            }
+            Self::Service | Self::DestinationRule | Self::ServiceEntry | Self::Sidecar => Kind::Cluster,
+            Self::Policy
+            | Self::PeerAuthentication
+            | Self::RequestAuthentication
+            | Self::Telemetry
+            | Self::EnvoyFilter => Kind::Listener,
+            Self::Secret => Kind::Secret,
+        }
+    }
+
+    /// Returns whether a sidecar or gateway must receive the change.
+    pub(crate) fn concerns(self, plan: &Plan, sidecar: Sidecar) -> bool {
+        let is_gateway = sidecar.gateway(plan).is_some();
+        // With on-demand subscriptions, no sidecar subscribes to a service that no workload uses.
+        let sees_all = plan.subscription == Subscription::Mesh && !sidecar.is_restricted(plan);
+        let sees = |service: usize| sidecar.sees(plan, service);
+        match self {
+            Self::Endpoint | Self::WorkloadEntry | Self::Pod | Self::DestinationRule => sees(CHANGED),
+            Self::Route if !plan.uses_vhds => !is_gateway && (sees_all || sees(CHANGED)),
+            Self::Route => !is_gateway && sees(CHANGED),
+            Self::HttpRoute => !is_gateway && sees(ROUTED.min(plan.services - 1)),
+            Self::Service | Self::ServiceEntry => is_gateway || sees_all,
+            Self::VirtualService => !is_gateway && sees_all,
+            Self::Policy
+            | Self::PeerAuthentication
+            | Self::RequestAuthentication
+            | Self::Telemetry
+            | Self::EnvoyFilter => sidecar.is_of(plan, CHANGED),
+            Self::Sidecar => sidecar.is_of(plan, RESTRICTED.min(plan.services - 1)),
+            Self::Namespace => false,
+            Self::Gateway | Self::GatewayRoute | Self::Secret => sidecar.gateway(plan) == Some(GATEWAY),
+        }
+    }
+
+    /// Returns the file with the object. That of `new` objects exists only while the change is measured.
+    fn file(self) -> (&'static str, bool) {
+        match self {
+            Self::Endpoint => ("endpoint", false),
+            Self::Route => ("route", false),
+            Self::Policy => ("policy", false),
+            Self::Service => ("service", false),
+            Self::VirtualService => ("changed-virtual-service", true),
+            Self::HttpRoute => ("changed-http-route", true),
+            Self::DestinationRule => ("changed-destination-rule", true),
+            Self::ServiceEntry => ("changed-service-entry", false),
+            Self::WorkloadEntry => ("changed-workload-entry", true),
+            Self::Sidecar => ("changed-sidecar", true),
+            Self::PeerAuthentication => ("changed-peer-authentication", true),
+            Self::RequestAuthentication => ("changed-request-authentication", true),
+            Self::Telemetry => ("changed-telemetry", true),
+            Self::EnvoyFilter => ("changed-envoy-filter", true),
+            Self::Pod => ("changed-pod", true),
+            Self::Namespace => ("namespace", false),
+            Self::Gateway => ("changed-gateway", true),
+            Self::GatewayRoute => ("public", false),
+            Self::Secret => ("changed-secret", true),
+        }
+    }
+}
+
+impl Mesh {
+    /// Writes the object that changes, if it does not exist yet. Returns whether it was written.
+    pub(crate) fn begin(&mut self, change: Change) -> anyhow::Result<bool> {
+        let (file, is_new) = change.file();
+        if is_new {
+            self.versions.remove(&change);
+            self.put(file, self.objects(change, 0)?)?;
+        }
+        Ok(is_new)
+    }
+
+    /// Makes a change.
+    pub(crate) fn change(&mut self, change: Change) -> anyhow::Result<()> {
+        let version = self.versions.entry(change).or_default();
+        *version += 1;
+        let version = *version;
+        self.put(change.file().0, self.objects(change, version)?)
+    }
+
+    /// Removes the object again. Returns whether the change had written it.
+    pub(crate) fn end(&mut self, change: Change) -> anyhow::Result<bool> {
+        let (file, is_new) = change.file();
+        if is_new {
+            self.remove(file)?;
+        }
+        Ok(is_new)
+    }
+
+    /// Returns the objects of a change in a version, which differ from those of the version before.
+    fn objects(&self, change: Change, version: usize) -> anyhow::Result<Vec<Value>> {
+        let (namespaces, is_odd) = (self.namespaces, version % 2 == 1);
+        Ok(match change {
+            Change::Endpoint => {
+                vec![slice(CHANGED, namespaces, self.endpoints + usize::from(is_odd))]
+            }
+            Change::Route => vec![route(version)],
+            Change::Policy => vec![policy(version)],
+            Change::Service => is_odd.then(|| service(self.services, namespaces)).into_iter().collect(),
+            Change::VirtualService => vec![alias(version)],
+            Change::HttpRoute => {
+                let service = ROUTED.min(self.services - 1);
+                vec![http_route(service, namespaces, "changed", "/changed/", 10 + version)]
+            }
+            Change::DestinationRule => vec![destination_rule(version)],
+            Change::ServiceEntry => is_odd.then(service_entry).into_iter().collect(),
+            Change::WorkloadEntry => vec![workload_entry(version)],
+            Change::Sidecar => {
+                let own = RESTRICTED.min(self.services - 1);
+                let allowed = [own, (own + 1) % self.services];
+                let allowed = &allowed[..1 + usize::from(is_odd)];
+                vec![sidecar(own, namespaces, "changed", allowed)]
+            }
+            Change::PeerAuthentication => {
+                let mode = if is_odd { "STRICT" } else { "PERMISSIVE" };
+                let spec = json!({"selector": selector(), "mtls": {"mode": mode}});
+                vec![of_workload("security.istio.io/v1", "PeerAuthentication", spec)]
+            }
+            Change::RequestAuthentication => {
+                // Without a key set, no server is asked for one.
+                let rule = json!({"issuer": "bench", "forwardOriginalToken": is_odd});
+                let spec = json!({"selector": selector(), "jwtRules": [rule]});
+                vec![of_workload("security.istio.io/v1", "RequestAuthentication", spec)]
+            }
+            Change::Telemetry => {
+                let expression = format!("response.code >= {}", 400 + version % 100);
+                let log = json!({"providers": [{"name": "envoy"}], "filter": {"expression": expression}});
+                let spec = json!({"selector": selector(), "accessLogging": [log]});
+                vec![of_workload("telemetry.istio.io/v1", "Telemetry", spec)]
+            }
+            Change::EnvoyFilter => vec![envoy_filter(version)],
+            Change::Pod => {
+                let mut changed = pod(CHANGED, self.endpoints, namespaces);
+                changed["metadata"]["labels"]["version"] = format!("v{version}").into();
+                let mut own = slice(CHANGED, namespaces, self.endpoints + 1);
+                own["metadata"]["name"] = format!("svc-{CHANGED}-2").into();
+                vec![changed, own]
+            }
+            Change::Namespace => {
+                let last = self.services.min(namespaces) - 1;
+                vec![namespace_object(&namespace(last, namespaces), version)]
+            }
+            Change::Gateway => gateway(version).into(),
+            Change::GatewayRoute => vec![public_rule(CHANGED, namespaces, version)],
+            Change::Secret => secret()?.into(),
+        })
+    }
+}
+
+/// Returns the selector of the workload of the service that changes.
+fn selector() -> Value {
+    json!({"matchLabels": {"app": format!("svc-{CHANGED}")}})
+}
+
+/// Returns an object in the namespace of the service that changes.
+fn of_workload(version: &str, kind: &str, spec: Value) -> Value {
+    let metadata = json!({"name": "changed", "namespace": namespace(CHANGED, 1)});
+    json!({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec})
+}
+
+fn alias(version: usize) -> Value {
+    let spec = json!({
+        "hosts": ["changed.internal.example"],
+        "http": [{"timeout": format!("{}s", 10 + version), "route": [{"destination": {"host": host(CHANGED, 1)}}]}],
+    });
+    rule("changed-alias", &namespace(CHANGED, 1), &spec)
+}
+
+fn destination_rule(version: usize) -> Value {
+    let pool = json!({"tcp": {"maxConnections": 1_000 + version}});
+    let spec = json!({"host": host(CHANGED, 1), "trafficPolicy": {"connectionPool": pool}});
+    of_workload("networking.istio.io/v1", "DestinationRule", spec)
+}
+
+fn service_entry() -> Value {
+    let spec = json!({
+        "hosts": ["changed.external.example"], "location": "MESH_EXTERNAL", "resolution": "STATIC",
+        "addresses": ["192.0.2.1"], "endpoints": [{"address": "192.0.2.2"}],
+        "ports": [{"number": 80, "name": "http", "protocol": "HTTP"}],
+    });
+    of_workload("networking.istio.io/v1", "ServiceEntry", spec)
+}
+
+fn workload_entry(version: usize) -> Value {
+    let labels = json!({"app": format!("svc-{CHANGED}")});
+    let spec = json!({"address": "10.252.0.1", "labels": labels, "weight": 1 + version % 100});
+    of_workload("networking.istio.io/v1", "WorkloadEntry", spec)
+}
+
+fn envoy_filter(version: usize) -> Value {
+    let script = format!("function envoy_on_request(handle) local version = {version} end");
+    let filter = json!({
+        "name": "envoy.filters.network.http_connection_manager",
+        "subFilter": {"name": "envoy.filters.http.router"},
+    });
+    let value = json!({
+        "name": "envoy.filters.http.lua",
+        "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua",
+            "default_source_code": {"inline_string": script},
+        },
+    });
+    let patch = json!({
+        "applyTo": "HTTP_FILTER",
+        "match": {"context": "SIDECAR_INBOUND", "listener": {"filterChain": {"filter": filter}}},
+        "patch": {"operation": "INSERT_BEFORE", "value": value},
+    });
+    let labels = json!({"labels": {"app": format!("svc-{CHANGED}")}});
+    let spec = json!({"workloadSelector": labels, "configPatches": [patch]});
+    of_workload("networking.istio.io/v1alpha3", "EnvoyFilter", spec)
+}
+
+/// Returns a second Gateway of the gateway, and a VirtualService for its hosts.
+fn gateway(version: usize) -> [Value; 2] {
+    let hosts = ["a.changed.example.com", "b.changed.example.com"];
+    let server = json!({
+        "port": {"number": 80, "name": "http", "protocol": "HTTP"}, "hosts": hosts[..1 + version % 2],
+    });
+    let spec = json!({
+        "hosts": hosts, "gateways": [format!("{EDGE}/changed")],
+        "http": [{"route": [{"destination": {"host": host(CHANGED, 1)}}]}],
+    });
+    [gateway_object(GATEWAY, "changed", &server), rule("changed-public", EDGE, &spec)]
+}
+
+/// Returns a Gateway with TLS, and its Secret with another certificate each time.
+fn secret() -> anyhow::Result<[Value; 2]> {
+    let authority = certificates::authority().context("cannot make a certificate")?;
+    let server = json!({
+        "port": {"number": 443, "name": "https", "protocol": "HTTPS"}, "hosts": ["tls.changed.example.com"],
+        "tls": {"mode": "SIMPLE", "credentialName": SECRET},
+    });
+    let data = json!({"tls.crt": authority.pem(), "tls.key": authority.key().serialize_pem()});
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET, "namespace": EDGE},
+        "stringData": data,
+    });
+    Ok([gateway_object(GATEWAY, "changed-tls", &server), secret])
+}

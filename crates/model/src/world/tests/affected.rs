@@ -1,0 +1,172 @@
+//! Estimates of what a change may affect.
+
+use super::*;
+use crate::{ClientScope, Grouping, Parsed, ProxyNode, api::kube::Locality};
+
+/// Applies objects to a World and returns the estimate.
+fn changes(world: &mut World, yaml: &str) -> ChangeSet {
+    let Parsed { objects, .. } = crate::parse(yaml, "change.yaml");
+    assert!(!objects.is_empty());
+    objects.into_iter().for_each(|(object, origin)| _ = world.apply(object, origin));
+    world.take_changes()
+}
+
+/// Returns a World whose changes have been taken.
+fn settled(yaml: &str) -> World {
+    let mut world = world(yaml);
+    world.take_changes();
+    world
+}
+
+fn in_svc() -> BTreeSet<String> {
+    BTreeSet::from(["svc".to_owned()])
+}
+
+fn service_a() -> BTreeSet<(String, String)> {
+    BTreeSet::from([("svc".to_owned(), "a".to_owned())])
+}
+
+const OTHER: &str = "
+---
+apiVersion: v1
+kind: Service
+metadata: {name: b, namespace: svc}
+spec: {clusterIP: 10.0.0.2, ports: [{name: http, port: 80}, {name: grpc, port: 81}]}
+";
+
+fn sidecar(hosts: &str) -> String {
+    format!(
+        "---\napiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {{name: one, namespace: client}}\n\
+         spec: {{egress: [{{hosts: [{hosts}]}}]}}\n"
+    )
+}
+
+#[test]
+fn a_namespace_affects_its_services_by_an_annotation_only() {
+    let mut world = settled(SERVICE);
+    let namespace =
+        |more: &str| format!("---\napiVersion: v1\nkind: Namespace\nmetadata: {{name: svc, {more}}}\n");
+    assert!(changes(&mut world, &namespace("labels: {team: a}")).is_empty());
+    let annotated = namespace("annotations: {networking.istio.io/traffic-distribution: PreferClose}");
+    let expected = ChangeSet { services: service_a(), ..ChangeSet::default() };
+    assert_eq!(changes(&mut world, &annotated), expected);
+    assert_eq!(changes(&mut world, &namespace("labels: {team: b}")), expected, "the annotation is gone");
+}
+
+#[test]
+fn a_peer_authentication_affects_services_if_one_disables_mutual_tls() {
+    let mut world = settled(&format!("{SERVICE}{}", pod("p", "10.1.0.1", "", "True")));
+    let policy = |mode: &str| {
+        format!(
+            "---\napiVersion: security.istio.io/v1\nkind: PeerAuthentication\n\
+             metadata: {{name: one, namespace: svc}}\nspec: {{mtls: {{mode: {mode}}}}}\n"
+        )
+    };
+    let own = ChangeSet { workloads_in: in_svc(), ..ChangeSet::default() };
+    assert_eq!(changes(&mut world, &policy("STRICT")), own);
+    let with_services = ChangeSet { services: service_a(), ..own };
+    assert_eq!(changes(&mut world, &policy("DISABLE")), with_services);
+    assert_eq!(changes(&mut world, &policy("STRICT")), with_services);
+}
+
+#[test]
+fn an_envoy_filter_of_listeners_affects_its_namespace() {
+    let mut world = settled(SERVICE);
+    let filter = |apply_to: &str, more: &str| {
+        format!(
+            "---\napiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\n\
+             metadata: {{name: one, namespace: svc}}\nspec: {{configPatches: [{{applyTo: {apply_to}, \
+             match: {{context: SIDECAR_INBOUND{more}}}, patch: {{operation: MERGE, value: {{}}}}}}]}}\n"
+        )
+    };
+    let own = ChangeSet { workloads_in: in_svc(), ..ChangeSet::default() };
+    assert_eq!(changes(&mut world, &filter("LISTENER", "")), own);
+    assert!(changes(&mut world, &filter("CLUSTER", "")).everything, "proxies share clusters");
+    world.take_changes();
+    let by_metadata = filter("LISTENER", ", proxy: {metadata: {a: b}}");
+    assert!(changes(&mut world, &by_metadata).everything, "views have the metadata");
+}
+
+#[test]
+fn a_service_affects_the_gateways_that_route_to_it() {
+    let gateway = |name: &str, to: &str| {
+        format!(
+            "---\napiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {{name: {name}, namespace: edge}}\n\
+             spec: {{selector: {{gateway: {name}}}, servers: [{{port: {{number: 80, name: http, protocol: HTTP}}, \
+             hosts: ['*']}}]}}\n---\napiVersion: networking.istio.io/v1\nkind: VirtualService\n\
+             metadata: {{name: {name}, namespace: svc}}\nspec: {{hosts: [{name}.example.com], \
+             gateways: [edge/{name}], http: [{{route: [{{destination: {{host: {to}}}}}]}}]}}\n"
+        )
+    };
+    let (one, two) = (gateway("one", "a"), gateway("two", "b"));
+    let mut world = settled(&format!("{SERVICE}{OTHER}{one}{two}"));
+    let changed = changes(&mut world, &SERVICE.replace("9000", "9001"));
+    assert_eq!(changed.gateways, BTreeSet::from([labels(&[("gateway", "one")])]));
+    assert!(!changed.gateway_routes && !changed.everything && !changed.workloads);
+    let changed =
+        changes(&mut world, &rule("r", "svc", "trafficPolicy: {connectionPool: {tcp: {maxConnections: 7}}}"));
+    assert_eq!(changed.gateways, BTreeSet::from([labels(&[("gateway", "one")])]));
+    assert!(!changed.routes, "the rule has no hash policy");
+    let hashed = "trafficPolicy: {loadBalancer: {consistentHash: {httpHeaderName: user}}}";
+    assert!(changes(&mut world, &rule("r", "svc", hashed)).routes);
+    assert!(
+        changes(&mut world, &rule("r", "svc", "trafficPolicy: {connectionPool: {tcp: {maxConnections: 7}}}"))
+            .routes
+    );
+}
+
+#[test]
+fn with_sidecars_a_virtual_service_affects_its_destinations_if_they_change() {
+    let mut world = settled(&format!("{SERVICE}{OTHER}{}", sidecar("svc/alias.example.com")));
+    let alias = |to: &str, timeout: &str| {
+        format!(
+            "---\napiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: alias, namespace: svc}}\n\
+             spec: {{hosts: [alias.example.com], http: [{{timeout: {timeout}, route: [{{destination: {{host: {to}}}}}]}}]}}\n"
+        )
+    };
+    assert_eq!(changes(&mut world, &alias("a", "1s")).services, service_a());
+    let changed = changes(&mut world, &alias("a", "2s"));
+    assert!(changed.services.is_empty() && !changed.names && !changed.routes);
+    let host = ("svc".to_owned(), "alias.example.com".to_owned());
+    assert_eq!(changed.rule_hosts, BTreeSet::from([host]));
+    assert_eq!(changes(&mut world, &alias("b", "2s")).services.len(), 2);
+}
+
+#[test]
+fn a_scope_with_a_sidecar_is_affected_by_what_it_sees() {
+    let mut world = settled(&format!("{SERVICE}{OTHER}{}", sidecar("svc/a.svc.svc.cluster.local")));
+    let id = "sidecar~10.9.0.1~c.client~client.svc.cluster.local";
+    let node = ProxyNode::parse(id, serde_json::Value::Null, Locality::default()).unwrap();
+    let scope = ClientScope::of(&node.view, &world.grouping());
+    assert!(scope.egress.is_some());
+    let mut free = scope.clone();
+    free.egress = None;
+    for (yaml, affects) in [
+        (SERVICE.replace("9000", "9001"), true),
+        (OTHER.replace("81}", "81, targetPort: 9000}"), false),
+        (OTHER.replace("name: b", "name: c").replace("10.0.0.2", "10.0.0.3"), false),
+        (routes("a", "svc", "hosts: [a]"), true),
+        (routes("b", "svc", "hosts: [b]"), false),
+        (routes("other", "svc", "hosts: [other.example.com]"), false),
+        (rule("r", "svc", "trafficPolicy: {connectionPool: {tcp: {maxConnections: 7}}}"), true),
+    ] {
+        let changed = changes(&mut world, &yaml);
+        assert_eq!(changed.affects_scope(&world, &scope, |_| false), affects, "{yaml}: {changed:?}");
+        assert!(changed.affects_scope(&world, &free, |_| false), "{yaml}");
+        let has_service = changed.affects_scope(&world, &scope, |_| true);
+        assert!(has_service || changed.services.is_empty(), "{yaml}");
+    }
+}
+
+#[test]
+fn a_sidecar_differs_from_others_by_the_assignment_of_views() {
+    let mut world = settled(&format!("{SERVICE}{}", sidecar("svc/a.svc.svc.cluster.local")));
+    let before: Grouping = world.grouping();
+    let changed = changes(&mut world, &sidecar("svc/*"));
+    let expected = ChangeSet { workloads_in: BTreeSet::from(["client".to_owned()]), ..ChangeSet::default() };
+    assert_eq!(changed, expected);
+    assert!(before != world.grouping() && before.differs_by_sidecars(&world.grouping()));
+    let root = sidecar("svc/*").replace("namespace: client", "namespace: istio-system");
+    assert!(changes(&mut world, &root).everything);
+    assert!(!before.differs_by_sidecars(&world.grouping()));
+}
