@@ -185,9 +185,9 @@ codes! {
     LocalityWeights "SKY0215" Error ["IST0106"]
         "The weights of a locality do not add up to 100."
         "Change the weights."
-    CredentialForGateways "SKY0216" Warning ["IST0133"]
+    CredentialForGateways "SKY0216" Info ["IST0128", "IST0129"]
         "Only gateways get the credential of a DestinationRule without `workloadSelector`."
-        "Add a `workloadSelector`."
+        "No action is needed if only a gateway connects to the host. Otherwise add a `workloadSelector`."
     Deprecated "SKY0217" Warning ["IST0002"]
         "The field is deprecated, or it was removed from Istio."
         "Use the field that the finding names."
