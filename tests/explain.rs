@@ -2,18 +2,30 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panic")]
 
+#[path = "explain/certificates.rs"]
+mod certificates;
+#[path = "explain/edge.rs"]
+mod edge;
 #[path = "explain/random.rs"]
 mod random;
 
-use std::{collections::BTreeSet, env, fs, path::Path, process::Command};
+use std::{
+    collections::BTreeSet,
+    env, fs,
+    io::{Read as _, Write as _},
+    net::SocketAddr,
+    path::Path,
+    process::Command,
+};
 
+use edge::Certificates;
 use random::{CLIENTS, Random, Request, VERSIONS};
 use serde_json::Value;
 use skysail_testkit::{Client, Mesh, Setup, eventually};
 
 const SKYSAIL: &str = env!("CARGO_BIN_EXE_skysail");
 /// Number of random requests to a mesh.
-const REQUESTS: usize = 60;
+const REQUESTS: usize = 100;
 /// Runs `skysail explain` with JSON output, and returns the exit code and the report.
 fn explain(config: &Path, from: &str, url: &str, arguments: &[String]) -> (i32, Value) {
     let mut command = Command::new(SKYSAIL);
@@ -68,11 +80,16 @@ fn leaves(destinations: &[Value]) -> Vec<&Value> {
 }
 
 /// Sends the request and returns what the client sees. The servers of connections return the bytes that they receive.
-fn observe(mesh: &Mesh, edge: &Client, request: &Request) -> Seen {
+fn observe(mesh: &Mesh, edge: &Edge, request: &Request) -> Seen {
+    if let Some(host) = request.url.strip_prefix("tls://") {
+        return edge.forwarded(host.trim_end_matches(":443"));
+    }
     let (status, body) = if request.from == "outside" {
-        let (host, path) = request.url.trim_start_matches("http://").split_once('/').unwrap();
+        let (scheme, rest) = request.url.split_once("://").unwrap();
+        let (host, path) = rest.split_once('/').unwrap();
         let headers: String = request.headers.iter().map(|header| format!("{header}\r\n")).collect();
-        let response = edge.get(host, &format!("/{path}"), &headers).unwrap_or_default();
+        let client = if scheme == "https" { edge.secure(request.certificate) } else { edge.plain.clone() };
+        let response = client.get(host, &format!("/{path}"), &headers).unwrap_or_default();
         let status = response.split(' ').nth(1).and_then(|status| status.parse().ok());
         let body =
             response.find('{').zip(response.rfind('}')).map(|(from, to)| response[from..=to].to_owned());
@@ -93,6 +110,41 @@ fn observe(mesh: &Mesh, edge: &Client, request: &Request) -> Seen {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let pod = text(&report["pod"]["name"]);
     received(&pod, &text(&report["path"]), &text(&report["headers"]["host"]))
+}
+
+/// The gateway, as its clients outside see it.
+struct Edge {
+    plain: Client,
+    published: SocketAddr,
+    certificates: Certificates,
+}
+
+impl Edge {
+    /// Returns a client of TLS, with a certificate or without one.
+    fn secure(&self, certificate: Option<&str>) -> Client {
+        let own = certificate.map(|name| self.certificates.client(name));
+        Client::tls(self.published, self.certificates.root(), own)
+    }
+
+    /// Sends the first bytes of a TLS handshake, and returns whether a server behind the gateway sends them back.
+    fn forwarded(&self, host: &str) -> Seen {
+        let client = self.secure(None);
+        let mut hello = Vec::new();
+        client.session(host).write_tls(&mut hello).unwrap();
+        let mut stream = client.connect().unwrap();
+        let mut answer = vec![0; hello.len()];
+        let is_echo = stream.write_all(&hello).and_then(|()| stream.read_exact(&mut answer)).is_ok();
+        if is_echo && answer == hello { (200, ECHO.to_owned()) } else { (0, String::new()) }
+    }
+
+    /// Returns the arguments of `skysail explain` for a request.
+    fn arguments(&self, request: &Request) -> Vec<String> {
+        let mut arguments = request.arguments();
+        if let Some(name) = request.certificate {
+            arguments.extend(["--cert".to_owned(), self.certificates.file(name).display().to_string()]);
+        }
+        arguments
+    }
 }
 
 /// Waits until the proxies of the clients know all pods: a proxy without an endpoint responds with 503.
@@ -118,10 +170,20 @@ fn wait_for_endpoints(mesh: &Mesh, edge: &Client) {
 /// connection.
 fn compare(seed: u64) -> BTreeSet<u64> {
     let mut random = Random(fastrand::Rng::with_seed(seed));
-    let parts =
-        [random.routing(), random.connections(), random.gateways(), random.policies(), random.tokens()];
+    let certificates = Certificates::new();
+    let parts = [
+        random.routing(),
+        random.connections(),
+        random.gateways(),
+        random.secure_gateways(),
+        random.api_routes(),
+        random.policies(),
+        random.tokens(),
+        certificates.secrets.clone(),
+    ];
     let text = random::pods() + &parts.concat();
-    let mesh = Setup::of_text(SKYSAIL, &text).with(&["-p", "0:web/edge:80"]).start();
+    let ports = ["-p", "0:web/edge:80", "-p", "0:web/edge:443"];
+    let mesh = Setup::of_text(SKYSAIL, &text).with(&ports).start();
     eventually("all pods are ready", || {
         let output = mesh.run(&["status", "--output", "json"]).stdout;
         let status: Value = serde_json::from_slice(&output).unwrap_or_default();
@@ -129,12 +191,16 @@ fn compare(seed: u64) -> BTreeSet<u64> {
         let ready = pods.is_some_and(|pods| pods.iter().all(|pod| pod["ready"] == true));
         if ready { Ok(()) } else { Err(status.to_string()) }
     });
-    let edge = Client::plain(mesh.published("web/edge:80"));
-    wait_for_endpoints(&mesh, &edge);
+    let edge = Edge {
+        plain: Client::plain(mesh.published("web/edge:80")),
+        published: mesh.published("web/edge:443"),
+        certificates,
+    };
+    wait_for_endpoints(&mesh, &edge.plain);
     let mut statuses = BTreeSet::new();
     for number in 0..REQUESTS {
         let request = random.request();
-        let (code, report) = explain(&mesh.config(), request.from, &request.url, &request.arguments());
+        let (code, report) = explain(&mesh.config(), request.from, &request.url, &edge.arguments(&request));
         let allowed = allowed(&report);
         let seen = observe(&mesh, &edge, &request);
         assert!(

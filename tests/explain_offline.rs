@@ -3,6 +3,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
+#[path = "explain/certificates.rs"]
+mod certificates;
+#[path = "explain/clients.rs"]
+mod clients;
+
 use std::{
     fs,
     path::{Path, PathBuf},

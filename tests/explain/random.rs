@@ -2,10 +2,12 @@
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
+use super::edge::CLIENT_CERTIFICATES;
+
 /// Number of services with random rules.
-const SERVICES: usize = 12;
+pub(crate) const SERVICES: usize = 12;
 /// Number of services of connections.
-const CONNECTION_SERVICES: usize = 4;
+pub(crate) const CONNECTION_SERVICES: usize = 4;
 /// Issuer of the tokens.
 const ISSUER: &str = "https://accounts.cinema.example";
 /// RequestAuthentication with the issuer's keys.
@@ -22,12 +24,12 @@ spec:
   selector: {matchLabels: {istio: edge}}
   template:
     metadata: {labels: {app: edge, istio: edge}, annotations: {inject.istio.io/templates: gateway}}
-    spec: {containers: [{name: istio-proxy, image: auto, ports: [{name: plain, containerPort: 8080}]}]}
+    spec: {containers: [{name: istio-proxy, image: auto, ports: [{name: plain, containerPort: 8080}, {name: secure, containerPort: 8443}]}]}
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: edge, namespace: web}
-spec: {selector: {istio: edge}, ports: [{name: http, port: 80, targetPort: plain}]}
+spec: {selector: {istio: edge}, ports: [{name: http, port: 80, targetPort: plain}, {name: https, port: 443, targetPort: secure}]}
 ---
 apiVersion: networking.istio.io/v1
 kind: Gateway
@@ -49,9 +51,9 @@ spec:
 ";
 /// Clients: with a sidecar in the namespace of the services and in another one, and without a sidecar.
 pub(crate) const CLIENTS: [&str; 3] = ["shop/front", "web/far", "shop/bare"];
-const PATHS: [&str; 7] = ["/", "/a", "/a/b", "/A", "/ab", "/a/b/c", "/c"];
-const VALUES: [&str; 3] = ["x", "xy", "z"];
-const METHODS: [&str; 3] = ["GET", "POST", "DELETE"];
+pub(crate) const PATHS: [&str; 7] = ["/", "/a", "/a/b", "/A", "/ab", "/a/b/c", "/c"];
+pub(crate) const VALUES: [&str; 3] = ["x", "xy", "z"];
+pub(crate) const METHODS: [&str; 3] = ["GET", "POST", "DELETE"];
 pub(crate) const VERSIONS: [&str; 3] = ["v1", "v2", "v3"];
 
 /// Returns pods, and services without rules by which a test sees that sidecars know the pods.
@@ -94,15 +96,15 @@ pub(crate) fn pods() -> String {
 pub(crate) struct Random(pub(crate) fastrand::Rng);
 
 impl Random {
-    fn one<'a>(&mut self, of: &[&'a str]) -> &'a str {
+    pub(crate) fn one<'a>(&mut self, of: &[&'a str]) -> &'a str {
         of[self.0.usize(..of.len())]
     }
 
-    fn chance(&mut self, percent: u32) -> bool {
+    pub(crate) fn chance(&mut self, percent: u32) -> bool {
         self.0.u32(..100) < percent
     }
 
-    fn some(&mut self, of: &[&str]) -> String {
+    pub(crate) fn some(&mut self, of: &[&str]) -> String {
         let count = self.0.usize(1..=2);
         let chosen: BTreeSet<&str> = (0..count).map(|_| self.one(of)).collect();
         chosen.into_iter().map(|item| format!("{item:?}")).collect::<Vec<_>>().join(", ")
@@ -143,13 +145,16 @@ impl Random {
         if self.chance(10) {
             fields.push("sourceNamespace: web".to_owned());
         }
+        if self.chance(8) {
+            fields.push(format!("gateways: [{}]", self.one(&["mesh", "web/edge-0", "web/secure-1"])));
+        }
         if fields.is_empty() {
             fields.push("uri: {prefix: /}".to_owned());
         }
         format!("{{{}}}", fields.join(", "))
     }
 
-    fn rule(&mut self, host: &str) -> String {
+    pub(crate) fn rule(&mut self, host: &str) -> String {
         let mut fields = Vec::new();
         if self.chance(80) {
             let matches: Vec<String> = (0..self.0.usize(1..=2)).map(|_| self.matched()).collect();
@@ -370,24 +375,39 @@ impl Random {
         if self.chance(30) {
             headers.push(format!("authorization: Bearer {}", self.one(&[GUEST, STAFF, "forged"]).trim()));
         }
-        match self.0.u32(..10) {
+        let of = |from, url, method, headers| Request { from, url, method, headers, certificate: None };
+        match self.0.u32(..16) {
             0..=5 => {
                 let url = format!("http://s{}.shop{path}", self.0.usize(..SERVICES));
-                Request { from: self.one(&CLIENTS), url, method: self.one(&METHODS), headers }
+                of(self.one(&CLIENTS), url, self.one(&METHODS), headers)
             }
             6 | 7 => {
                 let url = format!("tcp://t{}.shop:9000", self.0.usize(..CONNECTION_SERVICES));
-                Request { from: self.one(&CLIENTS), url, method: "GET", headers: Vec::new() }
+                of(self.one(&CLIENTS), url, "GET", Vec::new())
+            }
+            8 | 9 => {
+                let host = self.one(&["a.example", "b.example", "x.example", "c.other", "other"]);
+                of("outside", format!("http://{host}{path}"), "GET", headers)
+            }
+            10 | 11 => {
+                let host = self.one(&["ra.api", "rb.api", "x.api"]);
+                of("outside", format!("http://{host}{path}"), "GET", headers)
+            }
+            12 => {
+                let host = self.one(&["p.secure", "x.pass", "y.pass", "a.secure", "z.secure"]);
+                of("outside", format!("tls://{host}:443"), "GET", Vec::new())
             }
             _ => {
-                let host = self.one(&["a.example", "b.example", "x.example", "c.other", "other"]);
-                Request { from: "outside", url: format!("http://{host}{path}"), method: "GET", headers }
+                let host = self.one(&["a.secure", "b.secure", "m.secure", "m.secure", "x.members"]);
+                let certificate = if self.chance(70) { Some(self.one(&CLIENT_CERTIFICATES)) } else { None };
+                let request = of("outside", format!("https://{host}{path}"), "GET", headers);
+                Request { certificate, ..request }
             }
         }
     }
 }
 
-/// A request of a client in the mesh, a connection to a service (`tcp://`), or a request from outside.
+/// A request of a client in the mesh, a connection to a service (`tcp://`), or a request or connection from outside.
 #[derive(Debug)]
 pub(crate) struct Request {
     /// Client; `outside` sends to the gateway.
@@ -398,6 +418,8 @@ pub(crate) struct Request {
     pub(crate) method: &'static str,
     /// Headers, `NAME: VALUE`.
     pub(crate) headers: Vec<String>,
+    /// Name of the certificate of a client of TLS; `None` for none.
+    pub(crate) certificate: Option<&'static str>,
 }
 
 impl Request {

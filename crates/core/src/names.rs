@@ -54,6 +54,8 @@ pub const METADATA: &str = "skysail";
 /// Value `"true"`.
 pub const TAKES_UNANSWERED: &str = "takes_unanswered";
 
+/// ID of the key that verifies no token, in key sets that the control plane has not fetched.
+pub const UNFETCHED_KEY: &str = "none";
 /// Audience that the certificate authority requires in a service account token.
 pub const TOKEN_AUDIENCE: &str = "istio-ca";
 

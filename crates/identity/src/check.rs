@@ -78,7 +78,7 @@ impl PeerCheck {
 
     /// Returns whether a server refuses clients without a certificate. As in Envoy's SPIFFE validator, this
     /// includes roots that are bound to trust domains.
-    pub(crate) fn is_mandatory(&self) -> bool {
+    pub fn is_mandatory(&self) -> bool {
         self.required || self.roots.get().is_some_and(|roots| roots.are_of_domains())
     }
 
@@ -143,17 +143,26 @@ impl PeerCheck {
         rules.verify(&verified, intermediates, roots.store_for(&parsed)?)?;
         check_key_usage(&parsed)?;
         self.check_pins(leaf, &parsed)?;
-        self.check_names(&parsed, roots.are_of_domains())?;
+        self.check_names(|| Peer::of(&parsed), roots.are_of_domains())?;
         Ok(verified)
+    }
+
+    /// Verifies the names of a peer whose certificate is not at hand. For explanations.
+    ///
+    /// # Errors
+    /// The peer has none of the accepted names.
+    pub fn verify_names(&self, peer: &Peer) -> Result<(), TlsError> {
+        let only_uris = self.roots.get().is_some_and(|roots| roots.are_of_domains());
+        self.check_names(|| peer.clone(), only_uris)
     }
 
     /// Requires one of the accepted names. As in Envoy, only URIs count if the roots are bound to trust
     /// domains.
-    fn check_names(&self, certificate: &X509Certificate<'_>, only_uris: bool) -> Result<(), TlsError> {
+    fn check_names(&self, peer: impl FnOnce() -> Peer, only_uris: bool) -> Result<(), TlsError> {
         if self.names.is_empty() {
             return Ok(());
         }
-        let mut peer = Peer::of(certificate);
+        let mut peer = peer();
         if only_uris {
             peer = Peer { uris: peer.uris, ..Peer::default() };
         }

@@ -3,13 +3,18 @@
 use std::net::SocketAddr;
 
 use skysail_model::{TokenRule, api::MtlsMode, gateway_l4_source, token_rules};
-use skysail_proxy::explain::{Explanation, FilterReport, Outcome as Decided, Target, TlsReport, TokenReport};
+use skysail_proxy::explain::{
+    CertificateVerdict, Explanation, FilterReport, Outcome as Decided, Target, TlsReport, TokenReport,
+};
 use skysail_sandbox::OfflinePod;
 
 use super::{
-    gateway,
+    excluded, gateway,
     proxies::Proxy,
-    report::{FilterStep, Hop, Item, Outcome, RouteStep, Source, TargetStep, TokenStep, UnmatchedRule},
+    report::{
+        CertificateStep, FilterStep, Hop, Item, Outcome, RouteStep, Source, TargetStep, TokenStep,
+        UnmatchedRule,
+    },
     sources::{RouteSources, Sources},
 };
 
@@ -66,9 +71,14 @@ pub(super) fn describe(
         true => (mtls_mode(sources, proxy, port), sources.peer_mode(proxy, port)),
         false => ("", None),
     };
-    let mesh_tls = received.tls.is_some_and(|tls| tls.is_mesh);
-    let verified = mesh_tls || (received.client_tls && received.tls.is_none() && explained.terminates_tls);
-    let principal = received.principal.filter(|_| verified);
+    let is_presented = match &explained.certificate {
+        // Without a filter chain, no proxy requests the certificate that a sidecar has.
+        CertificateVerdict::Absent => {
+            !explained.has_filter_chain && received.tls.is_some_and(|tls| tls.is_mesh)
+        }
+        verdict => verdict.is_presented(),
+    };
+    let principal = received.principal.filter(|_| is_presented);
     let transport = match (principal, received.is_tls()) {
         (Some(_), true) => "mutual TLS",
         (None, true) => "TLS",
@@ -82,6 +92,7 @@ pub(super) fn describe(
         transport: transport.to_owned(),
         principal: principal.map(ToOwned::to_owned),
         server_name: if received.tls.is_none() { received.server_name.to_owned() } else { String::new() },
+        certificate: certificate(explained, received),
         mtls_mode,
         mtls_source,
         listener: Item {
@@ -103,6 +114,7 @@ pub(super) fn describe(
         protocol: explained.protocol,
         route_table: explained.route_table.clone(),
         virtual_host: explained.virtual_host.clone(),
+        excluded_matches: excluded::matches(sources, place, explained, received, &routes),
         routes: route_steps(explained, &routes),
         filters: filters(sources, proxy, explained, &setting),
         targets: explained.targets.iter().map(|target| target_step(sources, target)).collect(),
@@ -116,6 +128,21 @@ pub(super) fn describe(
         on_demand: on_demand(proxy, explained),
         refused_resources: proxy.refused.clone(),
     }
+}
+
+/// Returns the verdict about a client certificate that the mesh does not issue.
+fn certificate(explained: &Explanation, received: &Received<'_>) -> Option<CertificateStep> {
+    let is_mesh = received.tls.is_some_and(|tls| tls.is_mesh);
+    let (verdict, reason) = match &explained.certificate {
+        CertificateVerdict::Absent => return None,
+        CertificateVerdict::Valid if is_mesh => return None,
+        CertificateVerdict::Valid => ("valid", ""),
+        CertificateVerdict::NotRequested => ("not requested", ""),
+        CertificateVerdict::Assumed(secret) => ("assumed", secret.as_str()),
+        CertificateVerdict::Refused(reason) => ("refused", reason.as_str()),
+    };
+    let name = received.principal.unwrap_or_default().to_owned();
+    Some(CertificateStep { name, verdict, reason: reason.to_owned() })
 }
 
 fn mtls_mode(sources: &Sources<'_>, proxy: &Proxy, port: u16) -> &'static str {
@@ -170,12 +197,13 @@ fn filters(
 }
 
 fn token_step(sources: &Sources<'_>, rule: Option<&TokenRule>, token: &TokenReport) -> TokenStep {
-    let keys_from = rule.map(|rule| rule.keys_from.clone()).filter(|_| token.is_assumed);
+    let keys_from = rule.map(|rule| rule.keys_from.clone()).unwrap_or_default();
     TokenStep {
         place: token.place.clone(),
         principal: token.principal.clone(),
         refused: token.refused.clone().unwrap_or_default(),
-        unknown_keys: keys_from.unwrap_or_default(),
+        unknown_keys: if token.is_assumed { keys_from.clone() } else { String::new() },
+        keys_from,
         claims: token.claims.clone(),
         source: rule.map(|rule| sources.of(&rule.policy, &rule.field)),
     }

@@ -1,10 +1,11 @@
 //! `skysail explain`: the decisions that the mesh makes about a request, with the objects that cause them.
 //!
 //! [`request`] reads the request. [`proxies`] has the configuration of the proxies. [`journey`] follows the request
-//! from proxy to proxy; [`hop`] describes the decisions of one proxy, [`gateway`] those of a gateway. [`sources`] finds
-//! the objects behind each decision. [`text`] prints the [`report`].
+//! from proxy to proxy; [`hop`] describes the decisions of one proxy, [`gateway`] those of a gateway, [`excluded`] the
+//! rules for other clients. [`sources`] finds the objects behind each decision. [`text`] prints the [`report`].
 
 mod ends;
+mod excluded;
 mod gateway;
 mod hop;
 mod journey;
@@ -14,10 +15,15 @@ mod request;
 mod sources;
 mod text;
 
-use std::{env, path::PathBuf};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
-use anyhow::bail;
+use anyhow::{Context as _, anyhow, bail};
 use skysail_core::stdio;
+use skysail_model::{KeySource, key_set};
 use skysail_sandbox::{Offline, OfflinePod, rundir};
 
 use self::{
@@ -54,6 +60,10 @@ pub(crate) struct ExplainArgs {
     /// Gateway that a client outside the mesh connects to, if several have the port and the host.
     #[arg(long, value_name = "WORKLOAD")]
     gateway: Option<String>,
+    /// Key set (JSON file) that verifies tokens of rules with a `jwksUri`. Nothing is fetched for `-f`: without a key
+    /// set their signatures are taken as valid.
+    #[arg(long, value_name = "FILE", requires = "files")]
+    jwks: Option<PathBuf>,
     #[command(flatten)]
     request: request::RequestArgs,
     /// Output format.
@@ -71,7 +81,11 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<u8> {
         (Offline::running(&state)?, Some(state.name))
     } else {
         let Input { paths, text } = Input::read(args.files.clone())?;
-        (Offline::read(&paths, text.as_deref())?, None)
+        let mut mesh = Offline::read(&paths, text.as_deref())?;
+        if let Some(file) = &args.jwks {
+            add_keys(&mut mesh, file).with_context(|| format!("--jwks {}", file.display()))?;
+        }
+        (mesh, None)
     };
     let start = start(&mesh, args)?;
     let proxies = match &running {
@@ -87,6 +101,21 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<u8> {
         Output::Json => stdio::print(serde_json::to_string_pretty(&report)?)?,
     }
     Ok(exit::of(report.served))
+}
+
+/// Sets a file as the key set of all rules whose keys the control plane would fetch.
+fn add_keys(mesh: &mut Offline, file: &Path) -> anyhow::Result<()> {
+    let text = fs::read_to_string(file)?;
+    key_set(&text).map_err(|reason| anyhow!("the file is not a key set: {reason}"))?;
+    let keys: Arc<str> = text.into();
+    let sources: Vec<KeySource> = mesh.world.key_fetches().into_keys().collect();
+    if sources.is_empty() {
+        bail!("no RequestAuthentication has a jwksUri");
+    }
+    for source in &sources {
+        mesh.world.set_key_set(source, Some(Arc::clone(&keys)));
+    }
+    Ok(())
 }
 
 /// Returns the client.

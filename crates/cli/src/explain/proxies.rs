@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use skysail_core::names::ADMIN_PORT;
-use skysail_model::{ClientScope, ProxyView, compile, token_rules};
+use skysail_model::{ClientScope, ProxyView, TokenRule, compile, token_rules};
 use skysail_proxy::explain::{EncodedResource, HeldResources, ProxyConfiguration};
 use skysail_sandbox::{Offline, OfflinePod};
 use skysail_xds::Kind;
@@ -71,7 +71,7 @@ impl<'a> Proxies<'a> {
         let view = pod.proxy(world)?.view;
         let (made, _) = compile(world, &view);
         let mut resources = Vec::new();
-        for kind in [Kind::Cluster, Kind::Endpoint, Kind::Route, Kind::Listener] {
+        for kind in [Kind::Cluster, Kind::Endpoint, Kind::Route, Kind::Listener, Kind::Secret] {
             resources.extend(made.iter(kind).map(|resource| EncodedResource {
                 kind,
                 name: resource.name.to_string(),
@@ -79,9 +79,13 @@ impl<'a> Proxies<'a> {
             }));
         }
         let (mut on_demand, mut refused) = (BTreeSet::new(), Vec::new());
+        let mut is_held = false;
         if let Some(mesh) = &self.running {
             match held(mesh, pod, resources.clone()) {
-                Ok(held) => (resources, on_demand, refused) = (held.resources, held.on_demand, held.refused),
+                Ok(held) => {
+                    (resources, on_demand, refused) = (held.resources, held.on_demand, held.refused);
+                    is_held = true;
+                }
                 Err(error) => self.notes.borrow_mut().push(format!(
                     "the proxy of {}/{} did not return its configuration ({error:#}); the explanation uses the \
                      files",
@@ -91,10 +95,11 @@ impl<'a> Proxies<'a> {
         }
         let scope = ClientScope::of(&view, &world.grouping());
         let mut configuration = ProxyConfiguration::load(&resources);
-        if self.running.is_none() {
+        if !is_held {
             // A running control plane fetches them. Until then its proxies refuse the tokens.
             let rules = token_rules(world, &view);
-            let unknown = rules.iter().enumerate().filter(|(_, rule)| !rule.has_keys);
+            let is_unknown = |rule: &TokenRule| !rule.has_keys && !rule.keys_from.is_empty();
+            let unknown = rules.iter().enumerate().filter(|(_, rule)| is_unknown(rule));
             configuration.assume_signatures(unknown.map(|(index, _)| index).collect());
         }
         refused.extend(configuration.refused().iter().cloned());

@@ -81,6 +81,8 @@ pub(super) struct Hop {
     pub(super) principal: Option<String>,
     /// SNI of a client that sends TLS itself; empty for none.
     pub(super) server_name: String,
+    /// Client certificate that the mesh does not issue; `None` without one.
+    pub(super) certificate: Option<CertificateStep>,
     /// Mode of mutual TLS that inbound listeners have; empty elsewhere.
     pub(super) mtls_mode: &'static str,
     pub(super) mtls_source: Option<Source>,
@@ -96,6 +98,8 @@ pub(super) struct Hop {
     pub(super) protocol: &'static str,
     pub(super) route_table: String,
     pub(super) virtual_host: String,
+    /// Matches of VirtualServices for the host that are for other clients, so that no route or filter chain has them.
+    pub(super) excluded_matches: Vec<ExcludedStep>,
     pub(super) routes: Vec<RouteStep>,
     pub(super) filters: Vec<FilterStep>,
     pub(super) targets: Vec<TargetStep>,
@@ -115,6 +119,17 @@ pub(super) struct Hop {
     pub(super) refused_resources: Vec<(String, String)>,
 }
 
+/// A client certificate and the verdict of a proxy about it.
+#[derive(Debug, Serialize)]
+pub(super) struct CertificateStep {
+    /// First URI name, DNS name or subject; empty if it is not known.
+    pub(super) name: String,
+    /// `valid`, `assumed` (taken as valid), `refused` or `not requested`.
+    pub(super) verdict: &'static str,
+    /// Reason for a refusal; for `assumed` the secret with the CA certificates, which are not known here.
+    pub(super) reason: String,
+}
+
 /// A named resource and the object that caused it.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Item {
@@ -131,6 +146,14 @@ pub(super) struct ServerStep {
     /// Property that the connection does not have; empty if it is taken.
     pub(super) mismatch: String,
     pub(super) source: Option<Source>,
+}
+
+/// A match of a VirtualService for other clients.
+#[derive(Debug, Serialize)]
+pub(super) struct ExcludedStep {
+    /// Property of the client and the expected one.
+    pub(super) mismatch: String,
+    pub(super) source: Source,
 }
 
 /// A route.
@@ -178,6 +201,8 @@ pub(super) struct TokenStep {
     pub(super) refused: String,
     /// Server of the keys, if they are not known here and the signature is taken as valid; empty otherwise.
     pub(super) unknown_keys: String,
+    /// URL or issuer from which the control plane fetches the keys; empty for keys in the rule.
+    pub(super) keys_from: String,
     /// Further claims, verified or not.
     pub(super) claims: Vec<(String, Value)>,
     pub(super) source: Option<Source>,

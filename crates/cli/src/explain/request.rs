@@ -31,7 +31,7 @@ pub(crate) struct RequestArgs {
     /// Header, `NAME: VALUE`; may be given several times.
     #[arg(short = 'H', long = "header", value_name = "HEADER")]
     headers: Vec<String>,
-    /// Certificate (PEM file) of a client that sends TLS itself. It is taken as valid.
+    /// Certificate (PEM file) of a client that sends TLS itself, followed by the certificates between it and its root.
     #[arg(long, value_name = "FILE")]
     cert: Option<PathBuf>,
     /// The client uses HTTP/2 instead of HTTP/1.1.

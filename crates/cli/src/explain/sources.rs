@@ -147,6 +147,14 @@ impl Sources<'_> {
         services.find_map(|service| self.service_port(service, |of| of.port == port))
     }
 
+    /// Returns the full name of the service at a virtual address and port.
+    pub(super) fn service_host(&self, address: IpAddr, port: u16) -> Option<String> {
+        let is_it = |service: &&Arc<Typed<Service>>| {
+            service.spec.cluster_ips.contains(&address) && service.spec.port(port).is_some()
+        };
+        self.world.services().find(is_it).map(|service| service.fqdn())
+    }
+
     /// Returns the service port that leads to a port of a pod, which causes an inbound filter chain.
     pub(super) fn service_of_port(&self, pod: &OfflinePod, proxy: &Proxy, port: u16) -> Option<Source> {
         let services = self.world.services_selecting(&pod.namespace, &pod.labels);

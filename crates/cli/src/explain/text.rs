@@ -7,7 +7,8 @@ use skysail_proxy::explain::LimitReport;
 use unicode_width::UnicodeWidthStr as _;
 
 use super::report::{
-    Destination, ExplainReport, FilterStep, Hop, Item, RouteStep, ServerStep, Source, TargetStep, TokenStep,
+    CertificateStep, Destination, ExcludedStep, ExplainReport, FilterStep, Hop, Item, RouteStep, ServerStep,
+    Source, TargetStep, TokenStep,
 };
 
 /// Maximum width of a line in columns.
@@ -124,6 +125,7 @@ impl Text<'_> {
         if !hop.virtual_host.is_empty() {
             self.field("virtual host", &format!("{} of route table {}", hop.virtual_host, hop.route_table));
         }
+        self.excluded(&hop.excluded_matches);
         self.routes(&hop.routes);
         hop.filters.iter().for_each(|filter| self.filter(filter));
         if !hop.targets.is_empty() && hop.direction != "inbound" {
@@ -165,6 +167,23 @@ impl Text<'_> {
             connection = format!("{connection}, {what} {principal}");
         }
         self.field("connection", &connection);
+        if let Some(certificate) = &hop.certificate {
+            self.certificate(certificate);
+        }
+    }
+
+    fn certificate(&mut self, certificate: &CertificateStep) {
+        let CertificateStep { name, verdict, reason } = certificate;
+        let name = if name.is_empty() { "of the proxy before" } else { name };
+        let words = match *verdict {
+            "assumed" => {
+                let of = reason.strip_prefix("kubernetes://").unwrap_or(reason);
+                format!("assumed valid, because the CA certificates of {of} are not known here")
+            }
+            "not requested" => "not sent, because the server does not request it".to_owned(),
+            other => other.to_owned(),
+        };
+        self.field("certificate", &format!("{name}: {words}"));
     }
 
     /// Adds the servers of a gateway.
@@ -207,6 +226,16 @@ impl Text<'_> {
         if !name.is_empty() && (hop.direction != "gateway" || hop.protocol == "tcp") {
             self.field("filter chain", &name);
             self.source(hop.filter_chain.source.as_ref());
+        }
+    }
+
+    fn excluded(&mut self, matches: &[ExcludedStep]) {
+        for step in matches.iter().take(MAX_LISTED) {
+            self.field("not match", &step.mismatch);
+            self.source(Some(&step.source));
+        }
+        if matches.len() > MAX_LISTED {
+            self.field("", &format!("{} more matches are for other clients", matches.len() - MAX_LISTED));
         }
     }
 
@@ -274,12 +303,15 @@ impl Text<'_> {
             reason => ("bad token", reason.to_owned()),
         };
         self.field(label, &format!("{}: {verdict}", token.place));
+        let keys = &token.keys_from;
         if !token.unknown_keys.is_empty() {
-            let keys = &token.unknown_keys;
-            self.field(
-                "",
-                &format!("its signature is assumed valid, because the keys of {keys} are not fetched here"),
+            let line = format!(
+                "its signature is assumed valid, because the keys of {keys} are not fetched here; --jwks FILE \
+                 verifies it"
             );
+            self.field("", &line);
+        } else if !keys.is_empty() && !token.refused.is_empty() {
+            self.field("", &format!("the keys are those of {keys}"));
         }
         self.source(token.source.as_ref());
     }

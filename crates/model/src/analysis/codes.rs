@@ -185,9 +185,9 @@ codes! {
     LocalityWeights "SKY0215" Error ["IST0106"]
         "The weights of a locality do not add up to 100."
         "Change the weights."
-    CredentialForGateways "SKY0216" Warning ["IST0133"]
+    CredentialForGateways "SKY0216" Info ["IST0128", "IST0129"]
         "Only gateways get the credential of a DestinationRule without `workloadSelector`."
-        "Add a `workloadSelector`."
+        "No action is needed if only a gateway connects to the host. Otherwise add a `workloadSelector`."
     Deprecated "SKY0217" Warning ["IST0002"]
         "The field is deprecated, or it was removed from Istio."
         "Use the field that the finding names."
@@ -383,7 +383,7 @@ codes! {
         "The Secret of a gateway does not exist beside its pods, or has no certificate and key."
         "Add the Secret in the namespace of the gateway's pods, with `tls.crt` and `tls.key`."
     UnknownProvider "SKY0609" Warning ["IST0101", "IST0157"]
-        "The mesh configuration has no extension provider of this name and kind."
+        "The mesh configuration has no extension provider of this name and kind, or a setting needs one and names none."
         "Add it to `extensionProviders`, or correct the name."
     NoSuchAccount "SKY0610" Warning ["IST0101"]
         "A policy names a service account that does not exist."

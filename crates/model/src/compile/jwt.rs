@@ -86,7 +86,7 @@ pub struct TokenRule {
     pub policy: ObjectKey,
     /// Field of the rule.
     pub field: String,
-    /// Server of the keys; empty for keys in the rule.
+    /// URL or issuer from which the control plane fetches the keys; empty for keys in the rule.
     pub keys_from: String,
     /// The keys are known. Otherwise the proxy refuses every token of the issuer.
     pub has_keys: bool,
@@ -101,7 +101,7 @@ pub fn token_rules(world: &World, view: &ProxyView) -> Vec<TokenRule> {
             name: policy.meta.name.clone(),
         },
         field: format!("spec.jwtRules[{index}]"),
-        keys_from: if rule.jwks.is_empty() { rule.jwks_uri.clone() } else { String::new() },
+        keys_from: KeySource::of(rule).map(|source| source.to_string()).unwrap_or_default(),
         has_keys: key_set(world, rule) != NO_KEY,
     };
     rules(world, view).into_iter().map(rule).collect()

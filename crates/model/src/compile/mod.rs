@@ -11,19 +11,23 @@
 //! - [`visibility`], [`tls`], [`dynamic_dns`], [`networks`], [`clusters`], [`endpoints`]
 //! - [`clause`], [`authorizer`], [`jwt`] and [`rbac`]: authentication of requests and authorization
 //! - [`rate_limit`]: limits of requests
+//! - [`client_match`]: conditions of VirtualServices on the client
 //! - [`access_log`], [`tracing`], [`telemetry`], [`filters`], [`listeners`], [`routes`], [`nametable`]
 //! - [`gateway`]: listeners, routes and secrets of gateways
 //! - [`grpc`]: clients without a proxy
 //! - [`envoy_filter`]: patches of the result
+//! - [`excluded`]: what is not compiled for a client, and why
 
 mod access_log;
 mod authorizer;
 mod balance;
 mod clause;
+mod client_match;
 mod clusters;
 mod dynamic_dns;
 mod endpoints;
 mod envoy_filter;
+mod excluded;
 mod filters;
 mod gateway;
 mod grpc;
@@ -54,6 +58,7 @@ use skysail_proto::Codec;
 use skysail_xds::{Kind, Resource, Resources};
 
 pub use self::{
+    excluded::{ExcludedMatch, RuleKind, excluded_matches},
     gateway::{ServerSource, gateway_l4_source, gateway_servers},
     jwt::{TokenRule, token_rules},
     listeners::{Outline, sidecar_l4_field},

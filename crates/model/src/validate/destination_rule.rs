@@ -56,7 +56,8 @@ pub(crate) fn destination_rule(spec: &DestinationRule) -> Vec<Finding> {
         for field in credentials(spec) {
             let message = "reaches gateways only: sidecars get it from rules with a workloadSelector, and connect \
                            without TLS here";
-            findings.add(Code::CredentialForGateways, field, message, "add a workloadSelector");
+            let remedy = "add a workloadSelector if sidecars connect to the host themselves";
+            findings.add(Code::CredentialForGateways, field, message, remedy);
         }
     }
     findings.done()

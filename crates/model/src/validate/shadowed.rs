@@ -1,9 +1,9 @@
-//! Rules of a VirtualService that no request reaches, because earlier rules match all of its requests.
+//! Rules of a VirtualService that no request or connection reaches, because earlier rules match all of them.
 
 use super::{Code, Findings};
 use crate::api::{
-    StringMatch,
-    virtual_service::{HttpMatchRequest, IstioHttpRoute},
+    StringMatch, VirtualService,
+    virtual_service::{HttpMatchRequest, IstioHttpRoute, L4Match},
 };
 
 /// Maximum number of rules compared, to bound the time.
@@ -30,6 +30,46 @@ pub(super) fn rules(rules: &[IstioHttpRoute], findings: &mut Findings) {
             return;
         }
     }
+}
+
+/// Reports rules of connections whose every match is covered by a match of an earlier rule of the same list.
+pub(super) fn connections(spec: &VirtualService, findings: &mut Findings) {
+    let tcp: Vec<&[L4Match]> = spec.tcp.iter().map(|rule| rule.matches.as_slice()).collect();
+    let tls: Vec<&[L4Match]> = spec.tls.iter().map(|rule| rule.matches.as_slice()).collect();
+    for (list, rules) in [("tcp", tcp), ("tls", tls)] {
+        for (index, rule) in rules.iter().enumerate().take(MAX_RULES) {
+            let covered = |earlier: &&[L4Match]| covers_connections(earlier, rule);
+            if let Some(first) = rules[..index].iter().position(covered) {
+                let message = format!(
+                    "is unreachable: {list}[{first}] matches every connection that this rule matches"
+                );
+                let field = format!("spec.{list}[{index}]");
+                findings.add(Code::UnreachableRule, field, message, "move it before that rule, or remove it");
+            }
+        }
+    }
+}
+
+fn covers_connections(earlier: &[L4Match], later: &[L4Match]) -> bool {
+    let any = [L4Match::default()];
+    let earlier = if earlier.is_empty() { &any[..] } else { earlier };
+    let later = if later.is_empty() { &any[..] } else { later };
+    later.iter().all(|narrow| earlier.iter().any(|wide| covers_connection(wide, narrow)))
+}
+
+/// Returns whether `wide` matches every connection that `narrow` matches. Server names and addresses are compared as
+/// texts, because the most specific one is used, whatever the order.
+fn covers_connection(wide: &L4Match, narrow: &L4Match) -> bool {
+    let port = |found: &L4Match| found.port.filter(|port| *port > 0);
+    let same = |wide: &[String], narrow: &[String]| {
+        wide.len() == narrow.len() && narrow.iter().all(|item| wide.contains(item))
+    };
+    same(&wide.sni_hosts, &narrow.sni_hosts)
+        && same(&wide.destination_subnets, &narrow.destination_subnets)
+        && (port(wide).is_none() || port(wide) == port(narrow))
+        && wide.source_labels.iter().all(|(name, value)| narrow.source_labels.get(name) == Some(value))
+        && (wide.source_namespace.is_none() || wide.source_namespace == narrow.source_namespace)
+        && (wide.gateways.is_empty() || wide.gateways == narrow.gateways)
 }
 
 /// Returns whether a rule matches every request that another one matches. Only single matches are compared, so some

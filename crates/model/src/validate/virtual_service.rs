@@ -47,6 +47,7 @@ pub(crate) fn virtual_service(spec: &VirtualService) -> Vec<Finding> {
         }
     }
     shadowed::rules(&spec.http, &mut findings);
+    shadowed::connections(spec, &mut findings);
     for (index, route) in spec.tls.iter().enumerate() {
         let field = format!("spec.tls[{index}]");
         if route.matches.is_empty() {

@@ -143,6 +143,11 @@ impl World {
         entries.into_iter().map(|entry| &entry.object).collect()
     }
 
+    /// Returns all VirtualServices.
+    pub(crate) fn all_virtual_services(&self) -> impl Iterator<Item = &Typed<VirtualService>> {
+        self.virtual_services.iter().map(|entry| &*entry.object)
+    }
+
     /// Returns the VirtualService that routes requests to a host for sidecars of this namespace. The full name precedes
     /// wildcards, longer wildcards precede shorter ones, and the oldest of several is used.
     pub fn virtual_service(&self, host: &str, client_namespace: &str) -> Option<&Arc<Typed<VirtualService>>> {

@@ -4,7 +4,8 @@ use chrono::{DateTime, SecondsFormat};
 use serde_json::Value;
 
 use super::{Check, JwtFailure, Status, Token, tokens};
-use crate::config::jwt::{Jwt, JwtProvider, Source};
+use crate::config::jwt::{Jwt, JwtProvider, Keys, Source};
+use skysail_core::names::UNFETCHED_KEY;
 use skysail_http::head::RequestHead;
 
 /// Verdict of a provider about a token.
@@ -69,6 +70,10 @@ fn words(status: Status, provider: &JwtProvider, text: &str) -> String {
         Status::AudienceNotAllowed => {
             format!("aud is {}, expected: {}", token.claims["aud"], provider.audiences.join(" or "))
         }
+        Status::NoSuchKey | Status::Forged if is_unfetched(provider) => {
+            return "the control plane has not fetched the keys of the issuer, so no token is valid"
+                .to_owned();
+        }
         Status::NoSuchKey | Status::Forged => {
             let id = token.header["kid"].as_str().unwrap_or("none");
             format!("kid {id}, alg {}", token.header["alg"].as_str().unwrap_or_default())
@@ -76,6 +81,12 @@ fn words(status: Status, provider: &JwtProvider, text: &str) -> String {
         _ => return status.words().to_owned(),
     };
     format!("{}: {detail}", status.words())
+}
+
+/// Returns whether the provider has only the key by which the control plane replaces keys that it has not fetched.
+fn is_unfetched(provider: &JwtProvider) -> bool {
+    let Keys::Local(keys) = &provider.keys else { return false };
+    matches!(keys.0.as_slice(), [only] if only.id.as_deref() == Some(UNFETCHED_KEY))
 }
 
 /// Returns a time claim as a date.

@@ -12,7 +12,7 @@ use skysail_xds::{
         envoy::{
             admin::v3::{
                 ClustersConfigDump, ConfigDump, EndpointsConfigDump, ListenersConfigDump, RoutesConfigDump,
-                UpdateFailureState,
+                SecretsConfigDump, UpdateFailureState,
             },
             config::{
                 cluster::v3::Cluster,
@@ -20,6 +20,7 @@ use skysail_xds::{
                 listener::v3::Listener,
                 route::v3::{RouteConfiguration, VirtualHost},
             },
+            extensions::transport_sockets::tls::v3::Secret,
         },
         google::protobuf::Any,
     },
@@ -29,8 +30,13 @@ use super::EncodedResource;
 use crate::translate::bootstrap::convert;
 
 /// Sections of a dump that decide where requests go.
-const SECTIONS: [&str; 4] =
-    [".ClustersConfigDump", ".EndpointsConfigDump", ".ListenersConfigDump", ".RoutesConfigDump"];
+const SECTIONS: [&str; 5] = [
+    ".ClustersConfigDump",
+    ".EndpointsConfigDump",
+    ".ListenersConfigDump",
+    ".RoutesConfigDump",
+    ".SecretsConfigDump",
+];
 
 /// Resources of a running proxy, completed by those that it requests on demand.
 #[derive(Debug, Default)]
@@ -45,7 +51,8 @@ pub struct HeldResources {
 
 impl HeldResources {
     /// Reads the page of a proxy. `compiled` are all resources that the control plane would send. They complete the
-    /// clusters, endpoints and virtual hosts that the proxy does not hold.
+    /// clusters, endpoints and virtual hosts that the proxy does not hold. Secrets of the control plane are those of
+    /// `compiled`, because the page has neither revocation lists nor keys.
     ///
     /// # Errors
     /// The page is not a dump, or has types that this program does not know.
@@ -117,6 +124,15 @@ impl HeldResources {
                     self.add(Kind::Route, name, any);
                 }
             }
+            Some("SecretsConfigDump") => {
+                let dump = SecretsConfigDump::from_slice(bytes)?;
+                let fixed = dump.static_secrets.into_iter().filter_map(|of| of.secret);
+                let active = dump.dynamic_active_secrets.into_iter().filter_map(|of| of.secret);
+                for any in fixed.chain(active) {
+                    let name = Secret::from_slice(&any.value)?.name;
+                    self.add(Kind::Secret, name, any);
+                }
+            }
             _ => {}
         }
         Ok(())
@@ -147,6 +163,10 @@ impl HeldResources {
                     if resource.kind == Kind::Cluster {
                         self.on_demand.insert(resource.name.clone());
                     }
+                    self.resources.push(resource);
+                }
+                Kind::Secret => {
+                    self.resources.retain(|held| held.kind != Kind::Secret || held.name != resource.name);
                     self.resources.push(resource);
                 }
                 // Listeners are all sent. A route table that is not held is one that no listener uses.

@@ -33,17 +33,24 @@ use skysail_policy::{
     rbac::Subject,
     route::{self, Found},
 };
-use skysail_xds::{Kind, envoy::pb::envoy::config::core::v3::Node};
+use skysail_proto::Codec as _;
+use skysail_xds::{
+    Kind,
+    envoy::pb::envoy::{
+        config::core::v3::{DataSource, Node, data_source::Specifier},
+        extensions::transport_sockets::tls::v3::{Secret, secret},
+    },
+};
 
 pub use self::certificate::CallerCertificate;
 pub use self::dump::HeldResources;
 pub use self::report::{
-    BucketReport, ChainReport, ClusterReport, EndpointReport, Explanation, FilterReport, LimitReport,
-    Outcome, PolicyReport, RetryReport, RouteReport, Target, TlsReport, TokenReport,
+    BucketReport, CertificateVerdict, ChainReport, ClusterReport, EndpointReport, Explanation, FilterReport,
+    LimitReport, Outcome, PolicyReport, RetryReport, RouteReport, Target, TlsReport, TokenReport,
 };
 use self::{filters::Passage, origins::Origins, target::EndpointProtocol};
 use crate::{
-    translate::{TlsContexts, Translator},
+    translate::{self, Reject, TlsContexts, Translator},
     worker::{filter_chain_match, inspect::Findings},
 };
 
@@ -81,7 +88,7 @@ pub struct ClientHello<'a> {
     pub server_name: &'a str,
     /// ALPN protocols.
     pub alpn: &'a [String],
-    /// Certificate of the client, which is taken as valid.
+    /// Certificate of the client, which it presents if the server requests one.
     pub certificate: Option<&'a CallerCertificate>,
 }
 
@@ -92,6 +99,8 @@ pub struct ProxyConfiguration {
     origins: Origins,
     /// Resources that a `skysail-proxy` refuses: name and reason.
     refused: Vec<(String, String)>,
+    /// Verification of clients, with the trusted roots that are known.
+    tls: TlsContexts,
     /// Indices of the JWT providers whose signatures are taken as valid.
     assumed: Vec<usize>,
 }
@@ -143,6 +152,12 @@ impl ProxyConfiguration {
             }
             loaded.origins.add_listener(name, body);
         }
+        for EncodedResource { name, body, .. } in of(Kind::Secret) {
+            if let Err(reject) = trust(&tls, name, body) {
+                loaded.refused.push((name.clone(), reject.to_string()));
+            }
+        }
+        loaded.tls = tls;
         loaded.snapshot = Snapshot {
             listeners: Arc::new(listeners),
             routes: Arc::new(routes),
@@ -211,11 +226,11 @@ impl ProxyConfiguration {
         };
         self.chain(&listener, chain, &mut explained);
         let is_tls = connection.tls.is_some();
-        if let Some(reason) = refused_handshake(connection, &explained) {
-            explained.outcome = Outcome::Refused(reason.to_owned());
+        if let Some(reason) = self.refused_handshake(connection, chain, &mut explained) {
+            explained.outcome = Outcome::Refused(reason);
             return explained;
         }
-        let peer = peer(connection);
+        let peer = peer(connection, &explained.certificate);
         let subject = Subject {
             head: None,
             peer: &peer,
@@ -253,9 +268,38 @@ impl ProxyConfiguration {
         explained.has_filter_chain = true;
         explained.filter_chain = chain.name.to_string();
         explained.server_names = chains::server_names(chain);
-        explained.filter_chain_origin = origin.config;
+        explained.filter_chain_origin = origin.map(ToOwned::to_owned);
         explained.terminates_tls = chain.tls.is_some();
-        explained.requires_certificate = origin.requires_certificate;
+    }
+
+    /// Decides about the client's certificate. Returns why the TLS handshake fails; `None` if it does not.
+    fn refused_handshake(
+        &self,
+        connection: &Connection<'_>,
+        chain: &FilterChain,
+        explained: &mut Explanation,
+    ) -> Option<String> {
+        let context = chain.tls.as_ref()?;
+        let Some(hello) = &connection.tls else {
+            return Some("the filter chain expects TLS, and the client sends plain text".to_owned());
+        };
+        let check = self.tls.client_check(context);
+        explained.certificate = match (&check, hello.certificate) {
+            (_, None) => CertificateVerdict::Absent,
+            (None, Some(_)) => CertificateVerdict::NotRequested,
+            (Some((check, secret)), Some(certificate)) => certificate.verify(check, secret),
+        };
+        let is_required = check.is_some_and(|(check, _)| check.is_mandatory());
+        match &explained.certificate {
+            CertificateVerdict::Absent if is_required => {
+                let reason = "the filter chain requires a client certificate, and the client has none";
+                Some(reason.to_owned())
+            }
+            CertificateVerdict::Refused(reason) => {
+                Some(format!("the client certificate is refused: {reason}"))
+            }
+            _ => None,
+        }
     }
 
     fn tcp(&self, proxy: &TcpProxy, destination: SocketAddr, explained: &mut Explanation) {
@@ -479,17 +523,17 @@ fn others(table: &RouteTable) -> String {
     }
 }
 
-/// Returns why the TLS handshake fails; `None` if it does not.
-fn refused_handshake(connection: &Connection<'_>, explained: &Explanation) -> Option<&'static str> {
-    match &connection.tls {
-        None if explained.terminates_tls => {
-            Some("the filter chain expects TLS, and the client sends plain text")
-        }
-        Some(hello) if explained.requires_certificate && hello.certificate.is_none() => {
-            Some("the filter chain requires a client certificate, and the client has none")
-        }
-        _ => None,
+/// Stores the trusted roots of a secret in the contexts that name it.
+fn trust(tls: &TlsContexts, name: &str, body: &[u8]) -> Result<(), Reject> {
+    let secret = Secret::from_slice(body).map_err(|error| Reject::new(error.to_string()))?;
+    let Some(secret::Type::ValidationContext(context)) = &secret.r#type else { return Ok(()) };
+    let is_file = |source: &DataSource| matches!(source.specifier, Some(Specifier::Filename(_)));
+    // A file of the proxy's pod is not one of this machine.
+    if context.trusted_ca.iter().chain(&context.crl).any(is_file) {
+        return Ok(());
     }
+    let named = tls.names().into_iter().filter(|known| *known.name == *name);
+    named.into_iter().try_for_each(|known| translate::store_secret(tls, &known, &secret).map(drop))
 }
 
 /// Returns what the listener filters find in the first bytes of a connection.
@@ -508,9 +552,10 @@ fn findings(connection: &Connection<'_>, head: Option<&RequestHead>) -> Findings
     findings
 }
 
-fn peer(connection: &Connection<'_>) -> Peer {
+fn peer(connection: &Connection<'_>, verdict: &CertificateVerdict) -> Peer {
     let Some(hello) = &connection.tls else { return Peer::plain() };
+    let certificate = hello.certificate.filter(|_| verdict.is_presented());
     let certificate =
-        hello.certificate.map(|certificate| Rc::new(Certificate::new(&[], certificate.names().clone())));
+        certificate.map(|certificate| Rc::new(Certificate::new(&[], certificate.names().clone())));
     Peer::secured(certificate, None)
 }

@@ -9,10 +9,10 @@ use skysail_xds::envoy::pb::{
     envoy::config::{
         cluster::v3::Cluster,
         core::v3::{Metadata, TransportSocket, transport_socket},
-        listener::v3::{FilterChain, Listener},
+        listener::v3::Listener,
         route::v3::{RouteConfiguration, VirtualHost},
     },
-    envoy::extensions::transport_sockets::tls::v3::{DownstreamTlsContext, UpstreamTlsContext},
+    envoy::extensions::transport_sockets::tls::v3::UpstreamTlsContext,
     google::protobuf::{Value, value::Kind},
 };
 
@@ -25,17 +25,8 @@ pub(super) struct Origins {
     /// By route table, virtual host and index of the route.
     routes: HashMap<(String, String, usize), String>,
     /// By listener and position of the filter chain; the default chain is the last.
-    chains: HashMap<(String, usize), ChainOrigin>,
+    chains: HashMap<(String, usize), String>,
     clusters: HashMap<String, ClusterOrigin>,
-}
-
-/// Object of a filter chain, and what its TLS requires.
-#[derive(Clone, Debug, Default)]
-pub(super) struct ChainOrigin {
-    /// Path of the VirtualService.
-    pub(super) config: Option<String>,
-    /// Clients must present a certificate.
-    pub(super) requires_certificate: bool,
 }
 
 /// Objects of a cluster.
@@ -78,9 +69,9 @@ impl Origins {
         let Ok(listener) = Listener::from_slice(body) else { return };
         for (index, chain) in listener.filter_chains.iter().chain(&listener.default_filter_chain).enumerate()
         {
-            let config = text(chain.metadata.as_ref(), "config");
-            let origin = ChainOrigin { config, requires_certificate: requires_certificate(chain) };
-            self.chains.insert((name.to_owned(), index), origin);
+            if let Some(path) = text(chain.metadata.as_ref(), "config") {
+                self.chains.insert((name.to_owned(), index), path);
+            }
         }
     }
 
@@ -101,8 +92,9 @@ impl Origins {
         self.routes.get(&(table.to_owned(), host.to_owned(), index)).map(String::as_str)
     }
 
-    pub(super) fn chain(&self, listener: &str, index: usize) -> ChainOrigin {
-        self.chains.get(&(listener.to_owned(), index)).cloned().unwrap_or_default()
+    /// Returns the path of the VirtualService of a filter chain.
+    pub(super) fn chain(&self, listener: &str, index: usize) -> Option<&str> {
+        self.chains.get(&(listener.to_owned(), index)).map(String::as_str)
     }
 
     pub(super) fn cluster(&self, name: &str) -> Option<&ClusterOrigin> {
@@ -129,11 +121,6 @@ fn presented(socket: Option<&TransportSocket>) -> Presented {
     }
     let has_any = !secrets.is_empty() || !common.tls_certificates.is_empty();
     if has_any { Presented::Other } else { Presented::Nothing }
-}
-
-fn requires_certificate(chain: &FilterChain) -> bool {
-    let context: Option<DownstreamTlsContext> = socket_config(chain.transport_socket.as_ref());
-    context.and_then(|context| context.require_client_certificate).is_some_and(|required| required.value)
 }
 
 fn field<'a>(metadata: Option<&'a Metadata>, name: &str) -> Option<&'a Value> {

@@ -22,8 +22,8 @@ pub struct Explanation {
     pub protocol: &'static str,
     /// The proxy terminates TLS.
     pub terminates_tls: bool,
-    /// The proxy requires a certificate of the client.
-    pub requires_certificate: bool,
+    /// Verdict of the proxy about the client's certificate.
+    pub certificate: CertificateVerdict,
     /// Route table; empty for TCP.
     pub route_table: String,
     /// Virtual host.
@@ -46,6 +46,30 @@ pub struct Explanation {
     pub retry: Option<RetryReport>,
     /// Clusters that receive a copy of the request.
     pub mirrors: Vec<String>,
+}
+
+/// Verdict of a proxy about the certificate of a client.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CertificateVerdict {
+    /// The client has none.
+    #[default]
+    Absent,
+    /// The proxy requests none, so the client does not present its certificate.
+    NotRequested,
+    /// It leads to a trusted root and has an accepted name.
+    Valid,
+    /// Its names are accepted. Its issuer is taken as trusted, because the roots in this secret are not known.
+    Assumed(String),
+    /// The handshake fails, for this reason.
+    Refused(String),
+}
+
+impl CertificateVerdict {
+    /// Returns whether the client presents a certificate and the proxy accepts it.
+    pub fn is_presented(&self) -> bool {
+        matches!(self, Self::Valid | Self::Assumed(_))
+    }
 }
 
 /// Result of a request at one proxy.

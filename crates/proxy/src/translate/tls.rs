@@ -220,6 +220,18 @@ impl TlsContexts {
         Ok(context)
     }
 
+    /// Returns the verification of a downstream context's clients, and the name of the secret with its trusted roots
+    /// (empty for roots in the configuration); `None` if it requests no certificate. For explanations.
+    pub(crate) fn client_check(&self, context: &Arc<ServerTls>) -> Option<(PeerCheck, String)> {
+        let inner = self.lock();
+        let is_it = |known: &Weak<ServerTls>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(context));
+        let (_, spec) = inner.servers.values().find(|(known, _)| is_it(known))?;
+        let check = spec.peer.clone()?;
+        let named = inner.roots.iter().find(|(_, live)| Arc::ptr_eq(live, &check.roots));
+        let name = named.map(|(name, _)| name.name.to_string()).unwrap_or_default();
+        Some((check, name))
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
         // No code that can panic half-way through a change runs under the lock.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)

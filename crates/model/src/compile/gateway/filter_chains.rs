@@ -14,20 +14,22 @@ use super::{
 };
 use crate::{
     api::{
-        DestinationRule, Protocol, Service, ServicePort, Typed, VirtualService,
+        DestinationRule, Labels, Protocol, Service, ServicePort, Typed, VirtualService,
         gateway::ServerTlsMode,
         virtual_service::{L4Destination, L4Match},
     },
     compile::{
         Scope, balance,
+        client_match::{ClientFacts, exclusion},
         filters::{self, FilterSettings, Routes},
+        listeners::l4_conditions,
         pb::{core, duration, listener, pack, types},
         rate_limit::RateLimits,
         rbac::Authorization,
         stat_names::StatNameVariables,
         tls::ISTIO_ANY,
     },
-    world::{fqdn, gateway_name, is_within},
+    world::{fqdn, is_within},
 };
 
 /// A filter chain and its match.
@@ -292,12 +294,13 @@ pub(super) fn applies(
     server: &GatewayServer<'_>,
     gateway: &str,
 ) -> bool {
-    let number = u32::from(server.server.number());
-    let names = |found: &L4Match| {
-        found.gateways.iter().any(|name| gateway_name(name, &rule.meta.namespace) == gateway)
+    let client = ClientFacts {
+        port: server.server.number(),
+        gateway: Some(gateway),
+        labels: const { &Labels::new() },
+        namespace: "",
     };
-    let applies = |found: &L4Match| {
-        found.port.is_none_or(|port| port == number) && (found.gateways.is_empty() || names(found))
-    };
+    let applies =
+        |found: &L4Match| exclusion(&l4_conditions(found, true), &client, &rule.meta.namespace).is_none();
     matches.is_empty() || matches.iter().any(applies)
 }

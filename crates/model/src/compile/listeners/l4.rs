@@ -18,11 +18,13 @@ use skysail_xds::envoy::pb::envoy::extensions::filters::network::{
 use crate::{
     ProxyView, World,
     api::{
-        DestinationRule, Protocol, Resolution, Service, ServicePort, Typed, VirtualService, selects,
+        DestinationRule, Labels, Protocol, Resolution, Service, ServicePort, Typed, VirtualService,
         virtual_service::{Destination, L4Destination, L4Match},
     },
     compile::{
-        balance, clusters,
+        balance,
+        client_match::{ClientConditions, ClientFacts, exclusion},
+        clusters,
         dynamic_dns::{self, Families},
         filters::{self, FilterSettings},
         pb::{cidr, config_path, core, duration, fields, listener, metadata, pack, seconds},
@@ -260,11 +262,18 @@ impl L4Target<'_> {
 
 /// Returns whether a match applies to a client and a port.
 fn applies(found: &L4Match, view: &ProxyView, port: u16) -> bool {
-    let namespace = found.source_namespace.as_deref().unwrap_or_default();
-    found.port.is_none_or(|wanted| wanted == 0 || wanted == u32::from(port))
-        && (found.gateways.is_empty() || found.gateways.iter().any(|gateway| gateway == "mesh"))
-        && selects(&found.source_labels, &view.labels)
-        && (namespace.is_empty() || namespace == view.namespace)
+    let client = ClientFacts { port, gateway: None, labels: &view.labels, namespace: &view.namespace };
+    exclusion(&conditions(found, false), &client, "").is_none()
+}
+
+/// Returns the conditions of a match on the client. As in Istio, labels and namespaces do not matter at a gateway.
+pub(in crate::compile) fn conditions(found: &L4Match, at_gateway: bool) -> ClientConditions<'_> {
+    let (labels, namespace) = match at_gateway {
+        true => (const { &Labels::new() }, ""),
+        false => (&found.source_labels, found.source_namespace.as_deref().unwrap_or_default()),
+    };
+    let port = found.port.filter(|port| at_gateway || *port > 0);
+    ClientConditions { port, gateways: &found.gateways, labels, namespace }
 }
 
 /// Returns the field of a VirtualService that makes a sidecar's filter chain of TCP or TLS: of connections to this port

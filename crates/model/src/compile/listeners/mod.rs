@@ -23,7 +23,7 @@ use crate::{
 
 pub(super) use inbound::{compile as inbound, with_socket as inbound_with_socket};
 pub use l4::sidecar_l4_field;
-pub(super) use l4::{has_names, tls_field};
+pub(super) use l4::{conditions as l4_conditions, has_names, tls_field};
 pub use outbound::Outline;
 pub(super) use outbound::{compile as outbound, is_everywhere, named, outline};
 

@@ -7,7 +7,9 @@ mod action;
 mod retry;
 mod virtual_service;
 
-pub(super) use virtual_service::{at_gateway, field_paths, matches_everything};
+pub(super) use virtual_service::{
+    at_gateway, conditions as http_conditions, field_paths, matches_everything,
+};
 
 use std::{
     collections::{BTreeMap, HashSet},

@@ -8,15 +8,15 @@ use super::{
 };
 use crate::{
     api::{
-        StringMatch, selects,
+        StringMatch,
         virtual_service::{HttpMatchRequest, IstioHttpRoute},
     },
     compile::{
         Scope,
+        client_match::{ClientConditions, ClientFacts, exclusion},
         pb::{boolean, config_path, fields, matcher, matching, metadata, regex, route},
         rate_limit,
     },
-    world::gateway_name,
 };
 
 use matcher::{string_matcher::MatchPattern, value_matcher::MatchPattern as MatchValue};
@@ -92,18 +92,20 @@ fn for_each(port: &RoutePort<'_>, mut take: impl FnMut((usize, Option<usize>), r
 
 /// Returns whether a match applies to the client and the port. Both are known here, so requests need not be checked.
 fn applies(port: &RoutePort<'_>, found: &HttpMatchRequest) -> bool {
-    let RoutePort { scope, rule, .. } = port;
-    let is_at = |gateway: &str| {
-        let mut names = found.gateways.iter().map(|name| gateway_name(name, &rule.meta.namespace));
-        found.gateways.is_empty() || names.any(|name| name == gateway)
-    };
-    found.port.is_none_or(|wanted| wanted == u32::from(port.number))
-        && port.gateway.map_or_else(|| found.is_for_mesh(&rule.spec), is_at)
-        && selects(&found.source_labels, scope.labels)
-        && found
-            .source_namespace
-            .as_ref()
-            .is_none_or(|wanted| wanted.is_empty() || *wanted == scope.namespace)
+    let RoutePort { scope, rule, number, gateway } = *port;
+    let client = ClientFacts { port: number, gateway, labels: scope.labels, namespace: scope.namespace };
+    let is_for_role = gateway.is_some() || found.is_for_mesh(&rule.spec);
+    is_for_role && exclusion(&conditions(found), &client, &rule.meta.namespace).is_none()
+}
+
+/// Returns the conditions of a match on the client.
+pub(in crate::compile) fn conditions(found: &HttpMatchRequest) -> ClientConditions<'_> {
+    ClientConditions {
+        port: found.port,
+        gateways: &found.gateways,
+        labels: &found.source_labels,
+        namespace: found.source_namespace.as_deref().unwrap_or_default(),
+    }
 }
 
 /// Returns whether a route matches every request.

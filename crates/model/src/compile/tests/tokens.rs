@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use skysail_core::names::UNFETCHED_KEY;
 use skysail_xds::envoy::pb::envoy::extensions::filters::http::jwt_authn::v3::{
     JwtAuthentication, jwt_provider::JwksSourceSpecifier,
 };
@@ -59,4 +60,5 @@ fn no_token_is_valid_until_the_key_set_is_known() {
 #[test]
 fn the_placeholder_is_a_key_set() {
     assert!(crate::validate::key_set(NO_KEY).is_ok());
+    assert!(NO_KEY.contains(&format!(r#""kid":"{UNFETCHED_KEY}""#)), "{NO_KEY}");
 }

@@ -15,7 +15,7 @@ use crate::{
         kube::TargetPort,
         security::{Action, DRY_RUN, Rule, is_true},
         selects,
-        telemetry::ProviderRef,
+        telemetry::{AccessLogging, ProviderRef, Telemetry},
     },
     clause::Clause,
     spelling::nearest,
@@ -160,7 +160,29 @@ impl Report<'_> {
                 let field = format!("spec.{list}[{index}].providers");
                 self.report(&about, Code::UnknownProvider, field, message, "correct the name");
             }
+            self.logs_without_provider(&about);
         }
+    }
+
+    /// Reports access logs for which neither their object, nor another one, nor the mesh configuration names a provider.
+    fn logs_without_provider(&mut self, about: &ObjectReport<'_, Telemetry>) {
+        let (root, namespace) = (&self.world.mesh().root_namespace, about.namespace());
+        let names_one = |of: &Telemetry| of.access_logging.iter().any(|log| !log.providers.is_empty());
+        let is_inherited = self.world.telemetries.iter().any(|other| {
+            let other = &other.object;
+            let applies = other.meta.namespace == *root || other.meta.namespace == namespace;
+            applies && !std::ptr::eq(&other.spec, &about.entry.object.spec) && names_one(&other.spec)
+        });
+        if is_inherited || !self.world.mesh().default_providers.access_logging.is_empty() {
+            return;
+        }
+        let logs = &about.entry.object.spec.access_logging;
+        let is_nameless = |log: &AccessLogging| log.providers.is_empty() && log.disabled != Some(true);
+        let Some(index) = logs.iter().position(is_nameless) else { return };
+        let message = "names no provider, and defaultProviders.accessLogging of the mesh configuration is empty, so \
+                       it changes nothing";
+        let field = format!("spec.accessLogging[{index}]");
+        self.report(about, Code::UnknownProvider, field, message, "add providers");
     }
 
     /// Reports a dry run that has no effect.

@@ -48,25 +48,46 @@ impl Report<'_> {
 
     /// Reports matches that an earlier rule, or the same rule, has already.
     pub(super) fn repeated_matches(&mut self) {
+        // Names are for people and for statistics.
+        let bare = |matched: &HttpMatchRequest| HttpMatchRequest {
+            name: String::new(),
+            stat_prefix: String::new(),
+            ..matched.clone()
+        };
         for entry in written(self.world) {
             let about = ObjectReport { entry, kind: Kind::VirtualService };
-            let rules = entry.object.spec.http.iter().enumerate().take(MAX_RULES);
-            let mut seen: Vec<(usize, usize, &HttpMatchRequest)> = Vec::new();
-            for (rule, route) in
-                rules.filter(|(_, route)| route.matches.len() > 1 || !route.matches.is_empty())
-            {
-                let whole =
-                    route.matches.iter().all(|matched| seen.iter().any(|(.., known)| *known == matched));
-                for (index, matched) in route.matches.iter().enumerate().take(MAX_RULES) {
-                    let first = seen.iter().find(|(.., known)| *known == matched);
-                    // Rules of which every match is repeated are reported as unreachable.
-                    if let Some((of, at, _)) = first.filter(|_| !whole) {
-                        let message = format!("repeats http[{of}].match[{at}]");
-                        let field = format!("spec.http[{rule}].match[{index}]");
-                        self.report(&about, Code::DuplicateMatch, field, message, "remove it");
-                    } else if seen.len() < MAX_RULES {
-                        seen.push((rule, index, matched));
-                    }
+            let spec = &entry.object.spec;
+            let http: Vec<Vec<HttpMatchRequest>> = spec
+                .http
+                .iter()
+                .take(MAX_RULES)
+                .map(|rule| rule.matches.iter().take(MAX_RULES).map(bare).collect())
+                .collect();
+            self.repeated(&about, "http", &http.iter().map(Vec::as_slice).collect::<Vec<_>>());
+            self.repeated(&about, "tcp", &spec.tcp.iter().map(|rule| &*rule.matches).collect::<Vec<_>>());
+            self.repeated(&about, "tls", &spec.tls.iter().map(|rule| &*rule.matches).collect::<Vec<_>>());
+        }
+    }
+
+    /// Reports matches of a list of rules that an earlier rule, or the same rule, has already.
+    fn repeated<T: PartialEq>(
+        &mut self,
+        about: &ObjectReport<'_, VirtualService>,
+        list: &str,
+        rules: &[&[T]],
+    ) {
+        let mut seen: Vec<(usize, usize, &T)> = Vec::new();
+        for (rule, matches) in rules.iter().enumerate().take(MAX_RULES) {
+            let whole = matches.iter().all(|matched| seen.iter().any(|(.., known)| *known == matched));
+            for (index, matched) in matches.iter().enumerate().take(MAX_RULES) {
+                let first = seen.iter().find(|(.., known)| *known == matched);
+                // Rules of which every match is repeated are reported as unreachable.
+                if let Some((of, at, _)) = first.filter(|_| !whole) {
+                    let message = format!("repeats {list}[{of}].match[{at}]");
+                    let field = format!("spec.{list}[{rule}].match[{index}]");
+                    self.report(about, Code::DuplicateMatch, field, message, "remove it");
+                } else if seen.len() < MAX_RULES {
+                    seen.push((rule, index, matched));
                 }
             }
         }
