@@ -45,6 +45,9 @@ pub enum Kind {
     ConnectTimeout,
     /// The upstream closed the connection.
     UpstreamClosed,
+    /// The connection was closed because the upstream did not answer a keep-alive ping. It may have processed the
+    /// request.
+    UpstreamSilent,
     /// The upstream reset the stream.
     UpstreamReset,
     /// The upstream refused the HTTP/2 stream without processing it.
@@ -223,6 +226,7 @@ impl Error {
             Kind::ConnectFailed
             | Kind::ConnectTimeout
             | Kind::UpstreamClosed
+            | Kind::UpstreamSilent
             | Kind::UpstreamReset
             | Kind::UpstreamRefused
             | Kind::UpstreamProtocol
@@ -295,7 +299,9 @@ impl Error {
             ),
             Kind::ConnectFailed => self.reset(503, Flags::UF, "remote connection failure"),
             Kind::ConnectTimeout => self.reset(503, Flags::UF, "connection timeout"),
-            Kind::UpstreamClosed => self.reset(503, Flags::UC, "connection termination"),
+            Kind::UpstreamClosed | Kind::UpstreamSilent => {
+                self.reset(503, Flags::UC, "connection termination")
+            }
             Kind::UpstreamReset => self.reset(503, Flags::UR, "remote reset"),
             Kind::UpstreamRefused => self.reset(503, Flags::UR, "remote refused stream reset"),
             Kind::UpstreamProtocol | Kind::AnswerTooLarge => self.reset(502, Flags::UPE, "protocol error"),
@@ -391,7 +397,8 @@ impl From<StreamError> for Error {
             StreamError::Unprocessed => return Self::new(Kind::UpstreamRefused),
             StreamError::Oversized => return Self::new(Kind::AnswerTooLarge),
             StreamError::Broken(_) => Kind::UpstreamProtocol,
-            StreamError::Closed(_) | StreamError::Silent => Kind::UpstreamClosed,
+            StreamError::Closed(_) => Kind::UpstreamClosed,
+            StreamError::Silent => Kind::UpstreamSilent,
         };
         Self::caused(kind, cause)
     }
