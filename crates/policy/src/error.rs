@@ -31,6 +31,8 @@ pub enum Kind {
     ClusterNotFound(u16),
     /// The control plane has not answered whether the host exists.
     HostUnanswered,
+    /// The control plane has not sent these secrets, which connections to the host need.
+    SecretsMissing(Box<str>),
     /// The cluster has no endpoint to select.
     NoHealthyUpstream,
     /// The host of a dynamic forward proxy has no address.
@@ -247,6 +249,7 @@ impl Error {
             Kind::RouteNotFound
             | Kind::ClusterNotFound(_)
             | Kind::HostUnanswered
+            | Kind::SecretsMissing(_)
             | Kind::NoHealthyUpstream
             | Kind::DnsFailed
             | Kind::DnsCacheOverflow
@@ -288,6 +291,13 @@ impl Error {
                 "host_discovery_unanswered",
                 "no answer from the control plane about this host",
             ),
+            Kind::SecretsMissing(names) => ErrorResponse {
+                details: Cow::Owned(one_word(&format!("secrets_missing{{{names}}}"))),
+                body: Cow::Owned(format!(
+                    "the control plane has not sent a secret that this host needs: {names}"
+                )),
+                ..plain(503, Flags::DU, "", "")
+            },
             Kind::NoHealthyUpstream => plain(503, Flags::UH, "no_healthy_upstream", "no healthy upstream"),
             Kind::DnsFailed => plain(503, Flags::DF, "dns_resolution_failure", "DNS resolution failure"),
             Kind::DnsCacheOverflow => plain(503, Flags::UO, "dns_cache_overflow", "DNS cache overflow"),
@@ -452,6 +462,13 @@ mod tests {
                 "DU",
                 "host_discovery_unanswered",
                 "no answer from the control plane about this host",
+            ),
+            (
+                Error::new(Kind::SecretsMissing("kubernetes://a, kubernetes://b".into())),
+                503,
+                "DU",
+                "secrets_missing{kubernetes://a,_kubernetes://b}",
+                "the control plane has not sent a secret that this host needs: kubernetes://a, kubernetes://b",
             ),
             (Error::new(Kind::Overloaded), 503, "OM", "overload", "envoy overloaded"),
             (Error::new(Kind::ResponseTimeout), 504, "UT", "response_timeout", "upstream request timeout"),
