@@ -188,9 +188,14 @@ impl World {
         let key = object.key();
         let mut changes = self.changes_of(&key);
         let mut affects_topology = self.affects_topology(&key);
+        let mesh = self.mesh.as_ref().filter(|_| affects_topology).map(|entry| Arc::clone(&entry.object));
         let changed = self.put(object, origin);
         if changed {
             changes.add(self.changes_of(&key));
+            if key.kind == Kind::ConfigMap && mesh.is_some_and(|mesh| self.has_same_mesh(&mesh.spec)) {
+                // The networks have an effect through the topology alone.
+                changes = ChangeSet::default();
+            }
             affects_topology |= self.affects_topology(&key);
             if affects_topology {
                 self.topology.take();
