@@ -9,11 +9,12 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{Child, Stdio},
 };
 
 use serde_json::{Value, json};
 use skysail_testkit::{Mesh, Setup, eventually};
+use tempfile::TempDir;
 
 const AGENT: &str = "pilot-agent-eed52ebb66ad";
 
@@ -53,9 +54,10 @@ fn tool(name: &str) -> PathBuf {
     path
 }
 
-/// Creates the agent's working directory as in a pod of Istio's. Returns the command to run there.
-fn container(mesh: &Mesh, home: &Path) -> Vec<String> {
-    let pod = mesh.names("front").remove(0);
+/// Creates the agent's working directory as in a pod of Istio's. Returns the command to run there. `settings` are added to
+/// the proxy's settings, and `variables` to the agent's environment.
+fn container(mesh: &Mesh, home: &Path, workload: &str, settings: &Value, variables: &[&str]) -> Vec<String> {
+    let pod = mesh.names(workload).remove(0);
     let put = |path: &str, content: &[u8]| {
         let path = home.join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -71,14 +73,17 @@ fn container(mesh: &Mesh, home: &Path) -> Vec<String> {
     let program = format!("#!/bin/sh\nexec '{}' proxy \"$@\"\n", env!("CARGO_BIN_EXE_skysail"));
     let program = put("envoy", program.as_bytes());
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-    let config = json!({"discoveryAddress": "10.244.0.1:15012", "binaryPath": program, "concurrency": 1});
+    let mut config = json!({"discoveryAddress": "10.244.0.1:15012", "binaryPath": program, "concurrency": 1});
+    config.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+    let status = mesh.status();
+    let found = status["pods"].as_array().unwrap().iter().find(|of| of["name"] == pod.as_str());
     let environment = [
         ("POD_NAME", pod.as_str()),
         ("POD_NAMESPACE", "shop"),
         ("SERVICE_ACCOUNT", "front"),
-        ("INSTANCE_IP", mesh.status()["pods"][0]["address"].as_str().unwrap()),
+        ("INSTANCE_IP", found.unwrap()["address"].as_str().unwrap()),
         ("ISTIO_META_CLUSTER_ID", "Kubernetes"),
-        ("ISTIO_META_WORKLOAD_NAME", "front"),
+        ("ISTIO_META_WORKLOAD_NAME", workload),
         ("TRUST_DOMAIN", "cluster.local"),
         ("CA_ADDR", "10.244.0.1:15012"),
         ("ISTIOD_SAN", "istiod.istio-system.svc"),
@@ -87,8 +92,10 @@ fn container(mesh: &Mesh, home: &Path) -> Vec<String> {
     .map(|(name, value)| format!("{name}={value}"));
     let home = home.to_str().unwrap().to_owned();
     let agent = tool("pilot-agent").to_str().unwrap().to_owned();
-    let mut command: Vec<String> = ["exec", "front", "--", "env", "--chdir", &home].map(str::to_owned).into();
+    let mut command: Vec<String> =
+        ["exec", workload, "--", "env", "--chdir", &home].map(str::to_owned).into();
     command.extend(environment);
+    command.extend(variables.iter().map(|variable| (*variable).to_owned()));
     command.push(agent);
     command.extend(
         [
@@ -107,7 +114,7 @@ fn container(mesh: &Mesh, home: &Path) -> Vec<String> {
 fn istios_agent_runs_our_proxy() {
     let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).ready();
     let home = tempfile::tempdir().unwrap();
-    let command = container(&mesh, home.path());
+    let command = container(&mesh, home.path(), "front", &json!({}), &[]);
     let command: Vec<&str> = command.iter().map(String::as_str).collect();
     let log = home.path().join("log");
     let output = || Stdio::from(fs::File::options().create(true).append(true).open(&log).unwrap());
@@ -163,4 +170,92 @@ fn istios_agent_runs_our_proxy() {
     assert!(!logged().contains("Envoy exited with error"), "{}", logged());
     // In a pod the container ends with the agent, so the agent need not wait for the program's end.
     mesh.call("front", "http://127.0.0.1:15000/quitquitquit", &["-X", "POST"]);
+}
+
+/// Machines with agents, and a client with a sidecar. The groups have the probes that the agents run.
+const MACHINES: &str = include_str!("agent/machines.yaml");
+
+/// A running agent.
+struct Agent {
+    child: Child,
+    home: TempDir,
+}
+
+impl Agent {
+    /// Starts the agent of a machine with the probe of its group, as `istioctl x workload entry configure` writes it.
+    fn start(mesh: &Mesh, machine: &str, probe: &Value) -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let group = format!("ISTIO_META_AUTO_REGISTER_GROUP={machine}");
+        let command = container(mesh, home.path(), machine, &json!({"readinessProbe": probe}), &[&group]);
+        let command: Vec<&str> = command.iter().map(String::as_str).collect();
+        let log = || fs::File::options().create(true).append(true).open(home.path().join("log")).unwrap();
+        let child = mesh.command(&command).stdout(log()).stderr(log()).spawn().unwrap();
+        Self { child, home }
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.home.path().join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Returns the probe of a WorkloadGroup in a file of objects. `MARK` is the file that the probe by command tests.
+fn probe_of(objects: &str, group: &str) -> Value {
+    let name = format!("metadata: {{name: {group}, namespace: shop}}");
+    let mut documents = objects.split("---\n");
+    let document =
+        documents.find(|text| text.contains("kind: WorkloadGroup") && text.contains(&name)).unwrap();
+    let root = skysail_yaml::documents(document).next().unwrap().root.unwrap().to_json();
+    root["spec"]["probe"].clone()
+}
+
+#[test]
+fn a_machine_has_endpoints_while_its_probe_succeeds() {
+    let folder = tempfile::tempdir().unwrap();
+    let mark = folder.path().join("healthy");
+    let objects = MACHINES.replace("MARK", mark.to_str().unwrap());
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &[MESH, &objects].join("---\n")).ready();
+    let machines = ["by-http", "by-tcp", "by-grpc", "by-command", "sick"];
+    let agents = machines.map(|machine| Agent::start(&mesh, machine, &probe_of(&objects, machine)));
+    let call = |machine: &str| mesh.call("client", &format!("http://{machine}/"), &[]);
+    let wait = |machine: usize, status: u16| {
+        let name = machines[machine];
+        eventually(&format!("{name} answers with {status}"), || {
+            let answer = call(name);
+            if answer.status == Some(status) {
+                Ok(())
+            } else {
+                Err(format!("{answer:?}\n{}", agents[machine].log()))
+            }
+        });
+    };
+    for machine in 0..3 {
+        wait(machine, 200);
+    }
+    let logged = |machine: &str, texts: &[&str]| {
+        let log = String::from_utf8_lossy(&mesh.run(&["logs", machine]).stdout).into_owned();
+        log.lines().filter(|line| texts.iter().all(|text| line.contains(text))).count()
+    };
+    assert!(logged("by-http", &["path=/ready", "host=own.example", "own-probe"]) > 0);
+    // Its probes fail, so it has no endpoint although its agent is connected.
+    eventually("the probes of sick fail", || match logged("sick", &["path=/status/500"]) {
+        0..3 => Err(agents[4].log()),
+        _ => Ok(()),
+    });
+    for machine in ["sick", "by-command"] {
+        let answer = call(machine);
+        assert!(answer.body.contains("no healthy upstream"), "{machine}: {answer:?}");
+    }
+    fs::write(&mark, "").unwrap();
+    wait(3, 200);
+    fs::remove_file(&mark).unwrap();
+    wait(3, 503);
+    fs::write(&mark, "").unwrap();
+    wait(3, 200);
 }

@@ -23,7 +23,12 @@ spec:
 apiVersion: v1
 kind: Service
 metadata: {name: edge, namespace: shop}
-spec: {selector: {app: edge}, ports: [{name: http, port: 80, targetPort: plain}]}
+spec:
+  type: LoadBalancer
+  externalIPs: [192.0.2.80]
+  selector: {app: edge}
+  ports: [{name: http, port: 80, targetPort: plain}]
+status: {loadBalancer: {ingress: [{hostname: edge.example.net}]}}
 ---
 apiVersion: v1
 kind: Service
@@ -75,10 +80,24 @@ fn an_ingress_routes_clients_outside_of_the_mesh() {
     version("/newer", "v1");
     assert_eq!(client.status("b.example.com", "/"), Ok(404));
 
+    let status = |has: &[&str]| {
+        eventually(&format!("the status has {has:?}"), || {
+            let output = mesh.run(&["status", "ingress/stock", "-n", "shop", "--wait"]);
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            if has.iter().all(|has| text.contains(has)) { Ok(()) } else { Err(format!("{output:?}")) }
+        });
+    };
+    // The gateway alone holds its resources.
+    let held = ["in effect", "1 acknowledged, 0 sent", "router~", "Accepted true", "ResolvedRefs true"];
+    status(&[&held[..], &["addresses: 192.0.2.80, edge.example.net"]].concat());
+    mesh.edit("mesh.yaml", "name: stock-v2, port: {name: http}", "name: stock-v2, port: {name: other}");
+    status(&["ResolvedRefs false: BackendNotFound: there is no Service shop/stock-v2 with port other"]);
+
     // Another class is not served.
     mesh.edit("mesh.yaml", "ingressClassName: istio", "ingressClassName: other");
     eventually("the Ingress is not served", || match client.status("a.example.com", "/") {
         Ok(200) => Err("200".to_owned()),
         _ => Ok(()),
     });
+    status(&["no connected proxy holds", "Accepted false: OtherClass", "addresses: none known"]);
 }

@@ -31,6 +31,7 @@ const JSON_ONLY: &[&str] = &[
     "envoy.admin.v3.SecretsConfigDump",
     "envoy.extensions.filters.network.mongo_proxy.v3.MongoProxy",
     "envoy.extensions.bootstrap.internal_listener.v3.InternalListener",
+    "envoy.extensions.http.header_formatters.preserve_case.v3.PreserveCaseFormatterConfig",
     "envoy.extensions.network.dns_resolver.cares.v3.CaresDnsResolverConfig",
 ];
 

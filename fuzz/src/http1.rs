@@ -7,9 +7,9 @@ use skysail_http::{
 };
 use skysail_proxy::fuzzing;
 
-const LIMITS: HeadLimits = HeadLimits { max_head: 4 * 1024, max_headers: 40 };
+const LIMITS: HeadLimits = HeadLimits { max_head: 4 * 1024, max_headers: 40, keep_case: true };
 /// A forwarded head may be slightly larger than the received one.
-const NEXT: HeadLimits = HeadLimits { max_head: 16 * 1024, max_headers: 50 };
+const NEXT: HeadLimits = HeadLimits { max_head: 16 * 1024, max_headers: 50, keep_case: false };
 
 /// All messages read from a connection.
 #[derive(Debug)]

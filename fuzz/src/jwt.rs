@@ -95,7 +95,8 @@ fn request(place: u8, token: &[u8]) -> Option<RequestHead> {
         _ => b"GET /?u=v&t=",
     };
     let after = if place % 3 == 2 { &b" HTTP/1.1\r\nhost: a\r\n\r\n"[..] } else { b"\r\n\r\n" };
-    let (mut head, limits) = (RequestHead::default(), HeadLimits { max_head: 16 << 10, max_headers: 20 });
+    let (mut head, limits) =
+        (RequestHead::default(), HeadLimits { max_head: 16 << 10, max_headers: 20, keep_case: false });
     parse::request(&[before, token, after].concat(), &limits, &mut head).ok()?;
     Some(head)
 }

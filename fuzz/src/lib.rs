@@ -270,6 +270,7 @@ fn manager(escaped_slashes: EscapedSlashes) -> HttpManager {
         max_requests_per_connection: None,
         max_connection_duration: None,
         max_headers: 100,
+        keep_case: false,
         http2: Http2Options::new(100),
         idle_timeout: None,
         stream_idle_timeout: None,

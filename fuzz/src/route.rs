@@ -22,7 +22,8 @@ static TABLE: LazyLock<RouteTable> = LazyLock::new(table);
 
 /// Routes an HTTP/1.1 request head.
 pub fn route(data: &[u8]) {
-    let (mut head, limits) = (RequestHead::default(), HeadLimits { max_head: 4096, max_headers: 20 });
+    let (mut head, limits) =
+        (RequestHead::default(), HeadLimits { max_head: 4096, max_headers: 20, keep_case: false });
     if parse::request(data, &limits, &mut head).is_err() {
         return;
     }

@@ -34,6 +34,10 @@ fn providers_receive_logs_and_metrics() {
         assert!(dump.contains("\"own-otel\"") && dump.contains("\"own.state\""), "{client}: {dump}");
     }
     metrics(&mesh);
+    for client in CLIENTS {
+        let info = mesh.call(client, "http://127.0.0.1:15000/server_info", &[]).json();
+        assert_eq!(info["node"]["metadata"]["MESH_ID"], "own-mesh", "{client}");
+    }
     for (is_omitted, value) in [(true, "<>"), (false, "<->")] {
         for client in CLIENTS {
             eventually(&format!("missing values are {value}"), || {

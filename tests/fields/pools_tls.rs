@@ -7,7 +7,7 @@ use rcgen::{
     KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
 };
 
-use crate::{CLIENTS, get, mesh_with, pools_connections::address, wait};
+use crate::{CLIENTS, get, mesh_with, pools_connections::address, wait, wait_logged};
 
 const RULES: &str = include_str!("pools_tls.yaml");
 /// Serial number of the server's certificate.
@@ -115,4 +115,27 @@ fn certificates_are_in_files() {
             wait(&mesh, client, &get(&format!("http://{host}.example.com/"), status, texts));
         }
     }
+}
+
+/// A host whose certificates come from a Secret that does not exist.
+const WITHOUT_SECRET: &str = "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: secretless, namespace: shop}
+spec:
+  workloadSelector: {matchLabels: {app: by-skysail}}
+  host: secretless.example.com
+  trafficPolicy: {tls: {mode: SIMPLE, credentialName: absent}}
+";
+
+#[test]
+fn a_missing_secret_is_named() {
+    let mesh = mesh_with(&[WITHOUT_SECRET, &entry("secretless", "192.0.2.1", 443)].concat(), &[]).ready();
+    let text = "has not sent a secret that this host needs: kubernetes://absent-cacert";
+    wait(&mesh, "by-skysail", &get("http://secretless.example.com/", 503, &[text]));
+    wait_logged(
+        &mesh,
+        &["by-skysail", "-c", "proxy"],
+        &["DU", "secrets_missing{kubernetes://absent-cacert}"],
+    );
 }

@@ -29,29 +29,29 @@ const PATIENCE: Duration = Duration::from_secs(20);
 static ALL: [&SupportedProtocolVersion; 2] = [&TLS12, &TLS13];
 static OLD: [&SupportedProtocolVersion; 1] = [&TLS12];
 
-type Issuer = CertifiedIssuer<'static, KeyPair>;
+pub(crate) type Issuer = CertifiedIssuer<'static, KeyPair>;
 
 /// A certificate, its key and hashes.
-struct Member {
-    chain: rcgen::Certificate,
-    key: KeyPair,
+pub(crate) struct Member {
+    pub(crate) chain: rcgen::Certificate,
+    pub(crate) key: KeyPair,
 }
 
 /// What a client offers.
 #[derive(Clone, Copy, Default)]
-struct Offer<'a> {
-    versions: Option<&'static [&'static SupportedProtocolVersion]>,
-    member: Option<&'a Member>,
+pub(crate) struct Offer<'a> {
+    pub(crate) versions: Option<&'static [&'static SupportedProtocolVersion]>,
+    pub(crate) member: Option<&'a Member>,
 }
 
 /// Result of a handshake and a request.
-struct Spoken {
+pub(crate) struct Spoken {
     version: Option<ProtocolVersion>,
     suite: Option<CipherSuite>,
     group: Option<NamedGroup>,
 }
 
-fn issuer(name: &str) -> Issuer {
+pub(crate) fn issuer(name: &str) -> Issuer {
     let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
     params.distinguished_name = named(name);
     params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -65,7 +65,7 @@ fn named(name: &str) -> DistinguishedName {
     subject
 }
 
-fn member(issuer: &Issuer, name: &str) -> Member {
+pub(crate) fn member(issuer: &Issuer, name: &str) -> Member {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
     params.distinguished_name = named(&format!("member {name}"));
@@ -102,14 +102,27 @@ fn base64(bytes: &[u8]) -> String {
 }
 
 /// Addresses of the gateways' published ports, and the authority of their certificates.
-struct Edges {
+pub(crate) struct Edges {
     addresses: [SocketAddr; 2],
     roots: Arc<RootCertStore>,
 }
 
 impl Edges {
+    /// Returns the edges of a mesh whose certificates an issuer has signed.
+    pub(crate) fn of(mesh: &Mesh, issuer: &Issuer) -> Self {
+        let mut roots = RootCertStore::empty();
+        roots.add(issuer.der().clone()).unwrap();
+        let ends = ["-> shop/edge-skysail:443", "-> shop/edge-envoy:443"];
+        Self { addresses: ends.map(|end| published(mesh, end)), roots: Arc::new(roots) }
+    }
+
     /// Sends a request to a host with TLS. The error is the reason of a failed handshake or response.
-    fn ask(&self, address: SocketAddr, host: &'static str, offer: Offer<'_>) -> Result<Spoken, String> {
+    pub(crate) fn ask(
+        &self,
+        address: SocketAddr,
+        host: &'static str,
+        offer: Offer<'_>,
+    ) -> Result<Spoken, String> {
         let versions = offer.versions.unwrap_or(&ALL);
         let config = ClientConfig::builder_with_provider(Arc::new(default_provider()));
         let config = config.with_protocol_versions(versions).unwrap();
@@ -144,15 +157,20 @@ impl Edges {
         })
     }
 
+    /// Applies a function to the address of each gateway.
+    pub(crate) fn each<T>(&self, of: impl FnMut(SocketAddr) -> T) -> [T; 2] {
+        self.addresses.map(of)
+    }
+
     /// Checks that both gateways accept a client.
-    fn accept(&self, host: &'static str, offer: Offer<'_>) -> [Spoken; 2] {
+    pub(crate) fn accept(&self, host: &'static str, offer: Offer<'_>) -> [Spoken; 2] {
         self.addresses.map(|address| {
             eventually(&format!("{host} is served at {address}"), || self.ask(address, host, offer))
         })
     }
 
     /// Checks that both gateways refuse a client of a host that they serve.
-    fn refuse(&self, host: &'static str, offer: Offer<'_>) {
+    pub(crate) fn refuse(&self, host: &'static str, offer: Offer<'_>) {
         for address in self.addresses {
             assert!(self.ask(address, host, offer).is_err(), "{host} at {address}");
         }
@@ -185,12 +203,7 @@ fn servers_have_their_tls_settings() {
     let rules = RULES.replace("PIN", &pin).replace("SPKI", &spki);
     let setup = mesh_with(&[rules, web, roots].join(""), &["shop/edge-envoy"]);
     let mesh = setup.with(&["-p", "0:edge-skysail:443", "-p", "0:edge-envoy:443"]).ready();
-    let mut trusted = RootCertStore::empty();
-    trusted.add(servers.der().clone()).unwrap();
-    let edges = Edges {
-        addresses: ["-> shop/edge-skysail:443", "-> shop/edge-envoy:443"].map(|end| published(&mesh, end)),
-        roots: Arc::new(trusted),
-    };
+    let edges = Edges::of(&mesh, &servers);
     let without = Offer::default();
     let with = |member| Offer { member: Some(member), ..without };
     let old = Offer { versions: Some(&OLD), ..without };

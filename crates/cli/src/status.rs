@@ -92,6 +92,9 @@ struct ObjectPage {
     line: u32,
     fingerprint: Option<u64>,
     findings: Vec<ObjectFinding>,
+    #[serde(default)]
+    conditions: Vec<ConditionOfObject>,
+    addresses: Option<Vec<String>>,
     acknowledged: usize,
     sent: usize,
     pending: usize,
@@ -119,6 +122,16 @@ struct ObjectFinding {
     code: String,
     field: String,
     message: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct ConditionOfObject {
+    r#type: String,
+    status: bool,
+    reason: String,
+    message: String,
+    #[serde(default)]
+    about: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -240,6 +253,15 @@ impl ObjectPage {
         for ObjectFinding { line, severity, code, field, message } in &self.findings {
             let field = if field.is_empty() { String::new() } else { format!("{field}: ") };
             text += &format!("\n  line {line}: {severity}: {field}{message} [{code}]");
+        }
+        for ConditionOfObject { r#type, status, reason, message, about } in &self.conditions {
+            let about = if about.is_empty() { String::new() } else { format!("{about}: ") };
+            text += &format!("\n  {about}{type} {status}: {reason}: {message}");
+        }
+        match self.addresses.as_deref() {
+            None => {}
+            Some([]) => text += "\n  addresses: none known",
+            Some(addresses) => text += &format!("\n  addresses: {}", addresses.join(", ")),
         }
         if !self.deliveries.is_empty() {
             text += &format!(

@@ -77,7 +77,7 @@ impl Flow {
     /// Returns a body whose content is complete, such as that of a local response.
     #[inline]
     pub fn whole(content: &[u8], framing: Framing, trailers: Option<Headers>) -> Self {
-        let limits = HeadLimits { max_head: 0, max_headers: 0 };
+        let limits = HeadLimits { max_head: 0, max_headers: 0, keep_case: false };
         Self {
             framing,
             bytes: content.len() as u64,

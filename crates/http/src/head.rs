@@ -2,6 +2,7 @@
 //! memory, so that a request allocates nothing. The pseudo-header fields of HTTP/2 are fields of the
 //! structs.
 
+mod case;
 mod combined;
 mod fields;
 

@@ -30,6 +30,8 @@ pub struct ProxyNode {
     pub group: String,
     /// Network; empty: the only one.
     pub network: String,
+    /// Whether the proxy's agent checks the health of the workload and reports it (`readinessProbe` of its settings).
+    pub reports_health: bool,
     /// Properties on which the proxy's configuration depends.
     pub view: ProxyView,
 }
@@ -372,6 +374,7 @@ impl ProxyNode {
         }
         let role = if metadata.generator == GRPC { Role::Grpc } else { role };
         let grpc = role == Role::Grpc;
+        let reports_health = !metadata.proxy_config["readinessProbe"].is_null();
         let or = |text: String, other: &str| if text.is_empty() { other.to_owned() } else { text };
         let view = ProxyView {
             role,
@@ -404,6 +407,7 @@ impl ProxyNode {
             node_name: metadata.node_name,
             group: metadata.auto_register_group,
             network: metadata.network,
+            reports_health,
             view,
         })
     }

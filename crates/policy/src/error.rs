@@ -31,6 +31,8 @@ pub enum Kind {
     ClusterNotFound(u16),
     /// The control plane has not answered whether the host exists.
     HostUnanswered,
+    /// The control plane has not sent these secrets, which connections to the host need.
+    SecretsMissing(Box<str>),
     /// The cluster has no endpoint to select.
     NoHealthyUpstream,
     /// The host of a dynamic forward proxy has no address.
@@ -45,6 +47,9 @@ pub enum Kind {
     ConnectTimeout,
     /// The upstream closed the connection.
     UpstreamClosed,
+    /// The connection was closed because the upstream did not answer a keep-alive ping. It may have processed the
+    /// request.
+    UpstreamSilent,
     /// The upstream reset the stream.
     UpstreamReset,
     /// The upstream refused the HTTP/2 stream without processing it.
@@ -223,6 +228,7 @@ impl Error {
             Kind::ConnectFailed
             | Kind::ConnectTimeout
             | Kind::UpstreamClosed
+            | Kind::UpstreamSilent
             | Kind::UpstreamReset
             | Kind::UpstreamRefused
             | Kind::UpstreamProtocol
@@ -243,6 +249,7 @@ impl Error {
             Kind::RouteNotFound
             | Kind::ClusterNotFound(_)
             | Kind::HostUnanswered
+            | Kind::SecretsMissing(_)
             | Kind::NoHealthyUpstream
             | Kind::DnsFailed
             | Kind::DnsCacheOverflow
@@ -284,6 +291,13 @@ impl Error {
                 "host_discovery_unanswered",
                 "no answer from the control plane about this host",
             ),
+            Kind::SecretsMissing(names) => ErrorResponse {
+                details: Cow::Owned(one_word(&format!("secrets_missing{{{names}}}"))),
+                body: Cow::Owned(format!(
+                    "the control plane has not sent a secret that this host needs: {names}"
+                )),
+                ..plain(503, Flags::DU, "", "")
+            },
             Kind::NoHealthyUpstream => plain(503, Flags::UH, "no_healthy_upstream", "no healthy upstream"),
             Kind::DnsFailed => plain(503, Flags::DF, "dns_resolution_failure", "DNS resolution failure"),
             Kind::DnsCacheOverflow => plain(503, Flags::UO, "dns_cache_overflow", "DNS cache overflow"),
@@ -295,7 +309,9 @@ impl Error {
             ),
             Kind::ConnectFailed => self.reset(503, Flags::UF, "remote connection failure"),
             Kind::ConnectTimeout => self.reset(503, Flags::UF, "connection timeout"),
-            Kind::UpstreamClosed => self.reset(503, Flags::UC, "connection termination"),
+            Kind::UpstreamClosed | Kind::UpstreamSilent => {
+                self.reset(503, Flags::UC, "connection termination")
+            }
             Kind::UpstreamReset => self.reset(503, Flags::UR, "remote reset"),
             Kind::UpstreamRefused => self.reset(503, Flags::UR, "remote refused stream reset"),
             Kind::UpstreamProtocol | Kind::AnswerTooLarge => self.reset(502, Flags::UPE, "protocol error"),
@@ -391,7 +407,8 @@ impl From<StreamError> for Error {
             StreamError::Unprocessed => return Self::new(Kind::UpstreamRefused),
             StreamError::Oversized => return Self::new(Kind::AnswerTooLarge),
             StreamError::Broken(_) => Kind::UpstreamProtocol,
-            StreamError::Closed(_) | StreamError::Silent => Kind::UpstreamClosed,
+            StreamError::Closed(_) => Kind::UpstreamClosed,
+            StreamError::Silent => Kind::UpstreamSilent,
         };
         Self::caused(kind, cause)
     }
@@ -445,6 +462,13 @@ mod tests {
                 "DU",
                 "host_discovery_unanswered",
                 "no answer from the control plane about this host",
+            ),
+            (
+                Error::new(Kind::SecretsMissing("kubernetes://a, kubernetes://b".into())),
+                503,
+                "DU",
+                "secrets_missing{kubernetes://a,_kubernetes://b}",
+                "the control plane has not sent a secret that this host needs: kubernetes://a, kubernetes://b",
             ),
             (Error::new(Kind::Overloaded), 503, "OM", "overload", "envoy overloaded"),
             (Error::new(Kind::ResponseTimeout), 504, "UT", "response_timeout", "upstream request timeout"),

@@ -23,7 +23,7 @@ use bytes::Bytes;
 use h2::{Reason, RecvStream, client::SendRequest, server::SendResponse};
 use http::{Request, Response};
 use http2::{content, frame, http2_server, limited_server, request, send};
-use skysail_http::http2::{Http2Options, Keepalive};
+use skysail_http::http2::Http2Options;
 use skysail_policy::config::{
     Cluster,
     cluster::UpstreamProtocol,
@@ -525,56 +525,6 @@ async fn a_connection_is_not_used_beyond_its_maximum_duration() {
         let (answer, _) = requests.clone().send_request(request("GET", "/"), true).unwrap();
         assert!(text(within(answer).await.unwrap().into_body()).await.starts_with(number));
     }
-}
-
-#[tokio::test]
-async fn a_server_that_answers_no_ping_is_disconnected() {
-    // It completes the handshake and then sends nothing.
-    let silent = server(|_, mut client| async move {
-        client.send("\0\0\0\x04\0\0\0\0\0").await;
-        client.rest().await;
-    })
-    .await;
-    let interval = Duration::from_millis(10);
-    let mut cluster = cluster_of(silent);
-    cluster.http2.keepalive = Some(Keepalive { interval, timeout: interval, jitter: 0 });
-    let proxy = proxy(cluster).await;
-    let mut requests = connect(&proxy).await;
-    let (answer, _) = requests.send_request(request("GET", "/"), true).unwrap();
-    assert_eq!(within(answer).await.unwrap().status(), 503);
-
-    // A server that answers pings stays in use, here until it has answered three.
-    let upstream = server(|_, mut client| async move {
-        client.exactly(24).await;
-        client.send("\0\0\0\x04\0\0\0\0\0").await;
-        let mut pings = 0;
-        loop {
-            let mut head = [0; 9];
-            if client.stream.read_exact(&mut head).await.is_err() {
-                return;
-            }
-            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
-            let mut content = vec![0; length];
-            client.stream.read_exact(&mut content).await.unwrap();
-            // A PING without the ACK flag.
-            if (head[3], head[4]) == (6, 0) {
-                client.stream.write_all(&[0, 0, 8, 6, 1, 0, 0, 0, 0]).await.unwrap();
-                client.stream.write_all(&content).await.unwrap();
-                pings += 1;
-                if pings == 3 {
-                    // A response head: 200 without content.
-                    client.stream.write_all(&[0, 0, 1, 1, 5, 0, 0, 0, 1, 0x88]).await.unwrap();
-                }
-            }
-        }
-    })
-    .await;
-    let mut cluster = cluster_of(upstream);
-    cluster.http2.keepalive = Some(Keepalive { interval, timeout: Duration::from_secs(30), jitter: 0 });
-    let proxy = self::proxy(cluster).await;
-    let mut requests = connect(&proxy).await;
-    let (answer, _) = requests.send_request(request("GET", "/"), true).unwrap();
-    assert_eq!(within(answer).await.unwrap().status(), 200);
 }
 
 #[tokio::test]

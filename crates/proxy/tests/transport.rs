@@ -396,7 +396,7 @@ async fn a_client_without_a_common_alpn_protocol_is_accepted() {
         istio_h2: offer,
     };
     let config = Arc::new(ArcSwapOption::from_pointee(configs));
-    let tls = Arc::new(ClientTls { config, sni: None, alpn: Arc::new([]) });
+    let tls = Arc::new(ClientTls { config, sni: None, alpn: Arc::new([]), secrets: Box::default() });
     let outbound =
         Proxy::start(listener(http(|_, _| ()), None), vec![cluster(&[inbound.address], Some(&tls))]).await;
     let mut client = outbound.connect().await;

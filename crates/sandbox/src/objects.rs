@@ -287,6 +287,8 @@ pub(crate) enum Item {
     MeshConfig(Values, Box<MeshSettings>),
     /// A ProxyConfig with its age.
     ProxyConfig(Box<(Age, ProxyConfig)>),
+    /// Probe of a WorkloadGroup, as written.
+    GroupProbe(Box<Value>),
 }
 
 /// Settings of the mesh configuration that pods need.
@@ -325,6 +327,10 @@ impl Item {
                     (created.is_none(), created.unwrap_or_default(), origin.file.to_string(), origin.line);
                 return Ok(Some(Self::ProxyConfig(Box::new((age, config.spec.clone())))));
             }
+            Object::WorkloadGroup(group) => {
+                let probe = group.spec.probe.as_ref().map(|_| without_nulls(&written["spec"]["probe"]));
+                return Ok(probe.map(Box::new).map(Self::GroupProbe));
+            }
             Object::Pod(pod) => &pod.spec.service_account,
             Object::Template(template) if template.spec.kind != Kind::CronJob => {
                 &template.spec.service_account
@@ -341,7 +347,7 @@ impl MeshSettings {
         Self {
             export_to: mesh.default_service_export_to.clone(),
             root_namespace: mesh.root_namespace.clone(),
-            start: mesh.default_config.start(),
+            start: StartSettings { mesh_id: mesh.mesh_id().to_owned(), ..mesh.default_config.start() },
         }
     }
 }
@@ -363,6 +369,7 @@ impl Objects {
                 self.starts.mesh = settings.start;
             }
             Item::ProxyConfig(config) => _ = self.proxy_configs.insert((namespace, name), *config),
+            Item::GroupProbe(probe) => _ = self.starts.probes.insert((namespace, name), *probe),
         }
     }
 

@@ -54,6 +54,8 @@ pub(crate) struct Pod {
     /// Settings with which the sidecar starts: of its annotation alone, or with those of the mesh
     /// ([`Pod::started_by`]).
     pub(crate) settings: StartSettings,
+    /// Probe that the sidecar of a machine runs, as written.
+    pub(crate) probe: Option<Value>,
 }
 
 impl Pod {
@@ -61,6 +63,9 @@ impl Pod {
     #[must_use]
     pub(crate) fn started_by(mut self, sources: &StartSources) -> Self {
         self.settings = sources.settings(&self.namespace, &self.labels, self.settings);
+        let (metadata, _) = proxy_metadata::of_variables(&self.settings.variables);
+        let group = metadata.get(proxy_metadata::GROUP).and_then(Value::as_str).unwrap_or_default();
+        self.probe = sources.probes.get(&(self.namespace.clone(), group.to_owned())).cloned();
         self
     }
 
@@ -122,6 +127,7 @@ impl Pod {
             gateway,
             backoff_limit: workload.backoff_limit,
             settings,
+            probe: None,
         }
     }
 
@@ -174,6 +180,10 @@ impl Pod {
         let containers: Vec<&str> =
             self.spec.containers.iter().map(|container| container.name.as_str()).collect();
         let role = if self.gateway.is_some() { "router" } else { "sidecar" };
+        let mesh_id = match self.settings.mesh_id.as_str() {
+            "" => DOMAIN,
+            id => id,
+        };
         let (version, plural) = (api_version(&self.kind), format!("{}s", self.kind.to_lowercase()));
         let mut node = json!({
             "id": format!("{role}~{address}~{name}.{namespace}~{namespace}.svc.{DOMAIN}"),
@@ -186,7 +196,7 @@ impl Pod {
                 "INTERCEPTION_MODE": "REDIRECT",
                 "ISTIO_VERSION": "1.32.0",
                 "LABELS": self.labels,
-                "MESH_ID": DOMAIN,
+                "MESH_ID": mesh_id,
                 "NAME": name,
                 "NAMESPACE": namespace,
                 "NODE_NAME": "skysail",
@@ -198,6 +208,9 @@ impl Pod {
             },
             "locality": {},
         });
+        if let Some(probe) = &self.probe {
+            node["metadata"]["PROXY_CONFIG"]["readinessProbe"] = probe.clone();
+        }
         // Variables do not replace what the pod itself determines.
         let (more, _) = proxy_metadata::of_variables(&self.settings.variables);
         for (key, value) in more {

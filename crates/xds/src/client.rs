@@ -169,9 +169,18 @@ struct WantedNames {
     retry: Notify,
     /// The server is a Skysail control plane.
     ours: AtomicBool,
+    /// Health of the workload, and the number of reports; `None` before the first report.
+    health: Mutex<(Option<String>, u64)>,
 }
 
 impl WantedNames {
+    /// Returns the health report, unless it is the one of this number, which was sent.
+    fn unsent_health(&self, sent: &mut u64) -> Option<Outgoing> {
+        let (error, number) = self.health.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let is_new = number != std::mem::replace(sent, number);
+        is_new.then(|| Outgoing::health(error))
+    }
+
     fn lock(&self) -> MutexGuard<'_, NamesByKind> {
         // Each change is one operation on a set, so the sets are consistent even after a panic.
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
@@ -214,6 +223,16 @@ impl Subscriptions {
     /// the first update on.
     pub fn is_ours(&self) -> bool {
         self.wanted.ours.load(Ordering::Acquire)
+    }
+
+    /// Reports the health of the workload, now and at the begin of each later stream. An error says why it is not
+    /// healthy.
+    pub fn report_health(&self, error: Option<String>) {
+        {
+            let mut health = self.wanted.health.lock().unwrap_or_else(PoisonError::into_inner);
+            *health = (error, health.1 + 1);
+        }
+        self.wanted.changed.notify_one();
     }
 
     /// Returns whether a stream is open, for readiness and metrics.
@@ -284,7 +303,10 @@ impl Client {
         let send = |requests: Vec<Outgoing>| requests.into_iter().all(|request| sender.send(request).is_ok());
         // Sent before the stream is opened, because a server may send nothing, not even headers, before the first
         // request.
-        if !send(self.state.open(&self.wanted.lock())) {
+        let mut health = 0;
+        let mut first = self.state.open(&self.wanted.lock());
+        first.extend(self.wanted.unsent_health(&mut health));
+        if !send(first) {
             return "the stream ended before it began".into();
         }
         let mut responses = match open(connection, self.state.form(), requests).await {
@@ -298,7 +320,9 @@ impl Client {
             let response = tokio::select! {
                 response = responses.next() => response,
                 () = wanted.changed.notified() => {
-                    if !send(self.state.wanted(&wanted.lock())) {
+                    let mut requests = self.state.wanted(&wanted.lock());
+                    requests.extend(wanted.unsent_health(&mut health));
+                    if !send(requests) {
                         return "the server closed the stream".into();
                     }
                     continue;

@@ -148,6 +148,11 @@ pub enum Event<'a> {
         /// Name in the request.
         host: &'a Arc<str>,
     },
+    /// The client reported the health of its workload.
+    Health {
+        /// Reason why the workload is not healthy; `None` if it is.
+        error: Option<&'a str>,
+    },
     /// The client rejected a response, or a part of it.
     Rejected {
         /// Resource type.
@@ -315,6 +320,11 @@ impl Stream {
     /// Applies a request of this length and returns its cost.
     fn request<R: WireRequest>(&mut self, request: R, length: usize) -> Result<u64, Status> {
         let Self { session, account, .. } = self;
+        if let Some(error) = request.health_report() {
+            self.stream_account.charge(limits::REQUEST_COST, length, 0);
+            (self.report)(Event::Health { error: error.map(shortened).as_deref() });
+            return Ok(limits::REQUEST_COST);
+        }
         let request = match request.into_request(&self.nonces) {
             Ok(request) => request,
             Err(url) => {
@@ -384,6 +394,9 @@ trait WireRequest: prost::Message + Default + Send + 'static {
         None
     }
 
+    /// Returns the error of a health report, if the request is one.
+    fn health_report(&self) -> Option<Option<String>>;
+
     /// Converts the request to the common form. Fails with the type URL if the type is not served.
     fn into_request(self, nonces: &Nonces) -> Result<SubscriptionRequest, String>;
 }
@@ -422,6 +435,10 @@ impl WireRequest for DeltaRequest {
         self.node.take()
     }
 
+    fn health_report(&self) -> Option<Option<String>> {
+        (self.type_url == wire::HEALTH).then(|| self.error_detail.as_ref().map(|error| error.message.clone()))
+    }
+
     fn into_request(self, nonces: &Nonces) -> Result<SubscriptionRequest, String> {
         let request = subscription_request(
             self.type_url,
@@ -444,6 +461,10 @@ impl WireRequest for SotwRequest {
 
     fn debug_request(&self) -> Option<DebugRequest> {
         DebugRequest::of(&self.type_url, &self.resource_names)
+    }
+
+    fn health_report(&self) -> Option<Option<String>> {
+        (self.type_url == wire::HEALTH).then(|| self.error_detail.as_ref().map(|error| error.message.clone()))
     }
 
     fn into_request(self, nonces: &Nonces) -> Result<SubscriptionRequest, String> {

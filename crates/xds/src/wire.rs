@@ -25,6 +25,9 @@ pub(crate) const SOTW: &str =
 /// Maximum length of a received message, in bytes. A whole mesh must fit; the default of 4 MiB holds some 2,000
 /// services.
 pub(crate) const MAX_MESSAGE: usize = 512 << 20;
+/// Type of health reports, as Istio's agents send them. A report is a request without names; an error says why the
+/// workload is not healthy.
+pub(crate) const HEALTH: &str = "type.googleapis.com/istio.v1.HealthInformation";
 /// First byte of a gRPC message.
 const NOT_COMPRESSED: u8 = 0;
 /// Length from which bodies are not copied, in bytes.

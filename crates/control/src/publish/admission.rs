@@ -98,7 +98,7 @@ pub(crate) struct Connected {
     publisher: Arc<Publisher>,
     id: u64,
     status: SharedStatus,
-    _registered: Option<Registered>,
+    registered: Option<Registered>,
 }
 
 impl Publisher {
@@ -122,8 +122,8 @@ impl Publisher {
             let mut ready = match entry.inspect_err(|refused| self.log_limit(refused, &client))? {
                 Entry::Admitted(feed, id, status) => {
                     count(&self.metrics.connections);
-                    let connected =
-                        Connected { publisher: Arc::clone(self), id, status, _registered: registered.take() };
+                    let (publisher, registered) = (Arc::clone(self), registered.take());
+                    let connected = Connected { publisher, id, status, registered };
                     return Ok((feed, connected));
                 }
                 Entry::Retry => continue,
@@ -221,6 +221,9 @@ impl Connected {
 
     /// Records an event of the proxy's stream in its status, the metrics and the log.
     pub(crate) fn report(&self, event: Event<'_>) {
+        if let (Event::Health { error }, Some(registered)) = (event, &self.registered) {
+            registered.report_health(error);
+        }
         self.publisher.record_event(&self.status, event);
     }
 }

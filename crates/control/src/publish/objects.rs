@@ -14,7 +14,10 @@ use std::{
 };
 
 use serde::Serialize;
-use skysail_model::{Diagnostic, Kind, ObjectKey, Origin, ProxyView, Severity, World};
+use skysail_model::{
+    Diagnostic, Kind, ObjectKey, Origin, ProxyView, Severity, World,
+    world::{ObjectCondition, StatusCondition},
+};
 use skysail_xds::Snapshot;
 
 use self::deliveries::{Delivery, Fleet, HeldResource};
@@ -90,12 +93,37 @@ pub(crate) struct ObjectStatus {
     /// Fingerprint of the text of the file that is in use.
     fingerprint: Option<u64>,
     findings: Vec<Diagnostic>,
+    /// Conditions of an object of Gateway API or of an Ingress.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    conditions: Vec<ConditionStatus>,
+    /// Addresses at which clients outside of the cluster reach an Ingress.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    addresses: Option<Vec<String>>,
     /// Resources that the object affects and that proxies hold, at most [`MAX_RESOURCES`].
     resources: Vec<ResourceName>,
     /// Number of further resources.
     resources_omitted: usize,
     /// The proxies that hold these resources.
     deliveries: Vec<ProxyDelivery>,
+}
+
+/// A condition, as in the status of an object in a cluster.
+#[derive(Debug, Serialize)]
+struct ConditionStatus {
+    r#type: &'static str,
+    status: bool,
+    reason: &'static str,
+    message: String,
+    /// Listener or parent that it concerns.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    about: String,
+}
+
+impl From<ObjectCondition> for ConditionStatus {
+    fn from(ObjectCondition { about, condition }: ObjectCondition) -> Self {
+        let StatusCondition { kind, status, reason, message } = condition;
+        Self { r#type: kind, status, reason, message, about }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -211,6 +239,8 @@ impl Publisher {
             file,
             line,
             findings,
+            conditions: view.world.object_conditions(&key).into_iter().map(ConditionStatus::from).collect(),
+            addresses: view.world.ingress_addresses(&key),
             resources_omitted: resources.len().saturating_sub(MAX_RESOURCES),
             deliveries: proxies.collect(),
             resources: resources

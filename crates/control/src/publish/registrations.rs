@@ -1,5 +1,8 @@
 //! Registration of machines: a WorkloadEntry for each connected proxy that names a WorkloadGroup. It is removed a while
 //! after the last connection of the proxy.
+//!
+//! If the group has a probe and the proxy's agent checks it, the entry exists only while the machine is healthy, as in
+//! istiod.
 
 use std::{
     collections::HashMap,
@@ -7,6 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use skysail_core::logging::printable;
+use skysail_model::{
+    World,
+    api::{Typed, WorkloadEntry},
+};
 use tracing::info;
 
 use super::{NewClient, Publisher, Refused, state::State, status::lock};
@@ -15,6 +23,8 @@ use super::{NewClient, Publisher, Refused, state::State, status::lock};
 const GRACE: Duration = Duration::from_secs(10);
 /// Maximum number of registered entries of an identity, including those within [`GRACE`].
 const MAX_ENTRIES: usize = 1_000;
+/// Minimum time between two changes of an entry by health reports. A proxy may report as often as it wants.
+const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Registered WorkloadEntry: namespace and name.
 type EntryName = (String, String);
@@ -30,22 +40,73 @@ struct Registration {
     connections: usize,
     /// Time of the last disconnection.
     left: Option<Instant>,
+    /// `None` if the entry exists whatever the proxy reports.
+    health: Option<Health>,
+}
+
+/// Health of a machine.
+#[derive(Debug)]
+struct Health {
+    entry: Typed<WorkloadEntry>,
+    /// The last report.
+    healthy: bool,
+    /// The entry is in the World.
+    exists: bool,
+    /// A task applies reports to the World.
+    is_applied: bool,
 }
 
 impl Registrations {
-    /// Counts a connection. Returns false if the identity has too many entries.
-    fn enter(&mut self, name: &EntryName, identity: &Arc<str>) -> bool {
+    /// Counts a connection. `checked` is the entry of a machine whose health is checked. Returns false if the identity
+    /// has too many entries.
+    fn enter(
+        &mut self,
+        name: &EntryName,
+        identity: &Arc<str>,
+        checked: Option<Typed<WorkloadEntry>>,
+    ) -> bool {
         if let Some(known) = self.0.get_mut(name) {
             known.connections += 1;
             known.left = None;
+            known.health = match (known.health.take(), checked) {
+                // The last report holds until the next one.
+                (Some(health), Some(entry)) => Some(Health { entry, ..health }),
+                (None, Some(entry)) => Some(Health { entry, healthy: true, exists: true, is_applied: false }),
+                (_, None) => None,
+            };
             return true;
         }
         if self.0.values().filter(|known| known.identity == *identity).count() >= MAX_ENTRIES {
             return false;
         }
-        let new = Registration { identity: Arc::clone(identity), connections: 1, left: None };
+        let health = checked.map(|entry| Health { entry, healthy: false, exists: false, is_applied: false });
+        let new = Registration { identity: Arc::clone(identity), connections: 1, left: None, health };
         self.0.insert(name.clone(), new);
         true
+    }
+
+    /// Records a health report. Returns whether a task is to be started that applies it.
+    fn report(&mut self, name: &EntryName, healthy: bool) -> bool {
+        let Some(health) = self.0.get_mut(name).and_then(|known| known.health.as_mut()) else { return false };
+        health.healthy = healthy;
+        healthy != health.exists && !std::mem::replace(&mut health.is_applied, true)
+    }
+
+    /// Applies the last report to the World. Returns whether anything changed.
+    fn apply_health(&mut self, name: &EntryName, world: &mut World) -> bool {
+        let Some(health) = self.0.get_mut(name).and_then(|known| known.health.as_mut()) else { return false };
+        if health.healthy == health.exists {
+            return false;
+        }
+        health.exists = health.healthy;
+        if health.healthy { world.register(health.entry.clone()) } else { world.unregister(&name.0, &name.1) }
+    }
+
+    /// Returns whether a report has come that is not applied; else the task that applies reports ends.
+    fn has_report(&mut self, name: &EntryName) -> bool {
+        let Some(health) = self.0.get_mut(name).and_then(|known| known.health.as_mut()) else { return false };
+        health.is_applied = health.healthy != health.exists;
+        health.is_applied
     }
 
     fn leave(&mut self, name: &EntryName, now: Instant) {
@@ -74,6 +135,34 @@ pub(crate) struct Registered {
     name: EntryName,
 }
 
+impl Registered {
+    /// Applies a report of the machine's health. `error` says why it is not healthy.
+    pub(super) fn report_health(&self, error: Option<&str>) {
+        if !self.publisher.write().registrations.report(&self.name, error.is_none()) {
+            return;
+        }
+        let (publisher, name) = (Arc::clone(&self.publisher), self.name.clone());
+        let reason = error.map(printable);
+        info!(namespace = name.0, entry = name.1, healthy = error.is_none(), reason, "health reported");
+        tokio::spawn(async move {
+            loop {
+                let (applying, key) = (Arc::clone(&publisher), name.clone());
+                let apply = move || {
+                    applying
+                        .change_registered(|state| state.registrations.apply_health(&key, &mut state.world))
+                };
+                if tokio::task::spawn_blocking(apply).await.is_err() {
+                    return;
+                }
+                tokio::time::sleep(HEALTH_INTERVAL).await;
+                if !publisher.write().registrations.has_report(&name) {
+                    return;
+                }
+            }
+        });
+    }
+}
+
 impl Drop for Registered {
     fn drop(&mut self) {
         self.publisher.write().registrations.leave(&self.name, Instant::now());
@@ -96,11 +185,13 @@ impl Publisher {
         }
         let name = (entry.meta.namespace.clone(), entry.meta.name.clone());
         let (publisher, key, identity) = (Arc::clone(self), name.clone(), Arc::clone(&client.accounted_to));
+        let is_checked = self.read().world.awaits_health(&client.node);
         let apply = move || {
             let mut is_counted = false;
             let is_new = publisher.change_registered(|state| {
-                is_counted = state.registrations.enter(&key, &identity);
-                is_counted && state.world.register(entry)
+                let checked = is_checked.then(|| entry.clone());
+                is_counted = state.registrations.enter(&key, &identity, checked);
+                is_counted && !is_checked && state.world.register(entry)
             });
             (is_counted, is_new)
         };

@@ -167,7 +167,7 @@ impl ClientStatus {
                 status.answered_generation = status.sent_generation;
                 self.keep_rejection(kind, Rejection { after, up_to, error });
             }
-            Event::HostUsed { .. } | Event::HostUnused { .. } => {}
+            Event::HostUsed { .. } | Event::HostUnused { .. } | Event::Health { .. } => {}
         }
     }
 
@@ -243,7 +243,8 @@ impl Publisher {
             | Event::Subscribed { .. }
             | Event::Acked { .. }
             | Event::HostUsed { .. }
-            | Event::HostUnused { .. } => {}
+            | Event::HostUnused { .. }
+            | Event::Health { .. } => {}
         }
         status.record(event);
     }

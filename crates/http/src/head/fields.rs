@@ -7,6 +7,8 @@
 
 use std::{fmt, ops::Range};
 
+use super::case::NameCase;
+
 /// Header fields in order. Names are in lower case.
 #[derive(Default)]
 pub struct Headers {
@@ -16,6 +18,8 @@ pub struct Headers {
     names: Names,
     /// Names that more than one field may have.
     repeated: Names,
+    /// Names as received, if they are preserved.
+    case: Option<Box<NameCase>>,
 }
 
 impl PartialEq for Headers {
@@ -33,9 +37,10 @@ impl Clone for Headers {
 
     /// Copies other fields into the memory of these.
     fn clone_from(&mut self, from: &Self) {
-        let Self { text, index, names, repeated } = from;
+        let Self { text, index, names, repeated, case } = from;
         self.text.clone_from(text);
         self.index.clone_from(index);
+        self.case.clone_from(case);
         (self.names, self.repeated) = (*names, *repeated);
     }
 }
@@ -274,6 +279,7 @@ impl Headers {
         self.text.clear();
         self.index.clear();
         (self.names, self.repeated) = (Names::default(), Names::default());
+        self.case = None;
         if self.text.capacity() > KEPT {
             self.text = Vec::new();
         }
@@ -289,6 +295,20 @@ impl Headers {
     pub fn load(&mut self, block: &[u8]) {
         self.clear();
         self.text.extend_from_slice(block);
+    }
+
+    /// Keeps the spelling of the names of a head as received. It lasts until the fields are cleared.
+    #[cold]
+    pub fn keep_case(&mut self, head: &[u8]) {
+        self.case = NameCase::of(head);
+    }
+
+    /// Writes the names as received over those of an encoded head, if they are preserved.
+    #[inline]
+    pub fn restore_case(&self, head: &mut [u8]) {
+        if let Some(case) = &self.case {
+            case.restore(head);
+        }
     }
 
     /// Returns the loaded text.

@@ -17,6 +17,8 @@ pub struct HeadLimits {
     pub max_head: usize,
     /// Maximum number of header fields.
     pub max_headers: usize,
+    /// Whether the head keeps the spelling of the names.
+    pub keep_case: bool,
 }
 
 /// Reason for the refusal of a message, by Envoy's response code details, and the status of the response to a request.
@@ -130,6 +132,9 @@ pub fn request(
     if head.has("connection") && names_others(head) {
         return Err(REJECTED);
     }
+    if limits.keep_case {
+        head.keep_case(bytes);
+    }
     Ok((framing, connection))
 }
 
@@ -154,6 +159,9 @@ pub fn response(
     head.combine_repeated();
     let mut connection = connection(head, version)?;
     connection.close |= framing == Framing::UntilClose;
+    if limits.keep_case {
+        head.keep_case(bytes);
+    }
     Ok((framing, connection))
 }
 

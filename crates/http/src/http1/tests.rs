@@ -1,7 +1,7 @@
 use super::*;
 use crate::head::{Headers, RequestHead, ResponseHead};
 
-const LIMITS: HeadLimits = HeadLimits { max_head: 8 * 1024, max_headers: 50 };
+const LIMITS: HeadLimits = HeadLimits { max_head: 8 * 1024, max_headers: 50, keep_case: false };
 
 /// Result of parsing a sequence of messages: each message's line, framing, content and trailers; or the status of the
 /// refusal.

@@ -23,6 +23,7 @@ pub enum Persistence {
 
 /// Writes a request head.
 pub fn request(out: &mut Buffer, head: &RequestHead, framing: Framing, persistence: Persistence) {
+    let start = out.len();
     out.extend(head.method().as_bytes());
     out.extend(b" ");
     let target = if head.method() == "CONNECT" { head.authority() } else { head.path() };
@@ -40,6 +41,7 @@ pub fn request(out: &mut Buffer, head: &RequestHead, framing: Framing, persisten
         Framing::None => content_length(out, 0),
     }
     end(out, persistence);
+    head.restore_case(&mut out.bytes_mut()[start..]);
 }
 
 /// Writes a response head. `to_method` is the method of the request; a response to HEAD keeps `content-length`.
@@ -50,7 +52,7 @@ pub fn response(
     to_method: &str,
     persistence: Persistence,
 ) {
-    let status = head.status();
+    let (start, status) = (out.len(), head.status());
     if status == 200 {
         out.extend(b"HTTP/1.1 200 OK\r\n");
     } else {
@@ -77,6 +79,7 @@ pub fn response(
         Framing::UntilClose => {}
     }
     end(out, persistence);
+    head.restore_case(&mut out.bytes_mut()[start..]);
 }
 
 /// Writes content in a framing.

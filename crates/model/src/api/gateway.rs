@@ -99,7 +99,7 @@ pub struct TlsCertificate {
     pub server_certificate: String,
     /// File of the private key.
     pub private_key: String,
-    /// File of the roots that verify clients.
+    /// File of the roots that verify clients, if the server has no other.
     pub ca_certificates: String,
 }
 
@@ -177,6 +177,14 @@ impl ServerTls {
         let one = std::iter::once(&self.credential_name).filter(|_| self.credential_names.is_empty());
         let names = self.credential_names.iter().chain(one);
         names.map(String::as_str).filter(|name| !name.is_empty()).collect()
+    }
+
+    /// Returns the file of the roots that verify clients; empty for none. The field of the server comes first, then
+    /// those of its certificates.
+    pub fn root_file(&self) -> &str {
+        let of_pairs = self.tls_certificates.iter().map(|pair| &pair.ca_certificates);
+        let all = std::iter::once(&self.ca_certificates).chain(of_pairs);
+        all.map(String::as_str).find(|file| !file.is_empty()).unwrap_or_default()
     }
 }
 

@@ -48,12 +48,18 @@ pub struct StartSettings {
     pub concurrency: Option<u32>,
     /// Environment variables.
     pub variables: BTreeMap<String, String>,
+    /// Id of the mesh, which the mesh configuration alone sets; empty: the default.
+    pub mesh_id: String,
 }
+
+/// Probes of WorkloadGroups by namespace and name, as written.
+pub type GroupProbes = BTreeMap<(String, String), serde_json::Value>;
 
 impl StartSettings {
     /// Returns the settings of a ProxyConfig.
     fn of(config: &ProxyConfig) -> Self {
-        Self { concurrency: config.concurrency, variables: config.environment_variables.clone() }
+        let variables = config.environment_variables.clone();
+        Self { concurrency: config.concurrency, variables, ..Self::default() }
     }
 
     /// Replaces the settings that others have.
@@ -72,6 +78,8 @@ pub struct StartSources {
     pub mesh: StartSettings,
     /// ProxyConfigs with their namespaces, the oldest first.
     pub configs: Vec<(String, ProxyConfig)>,
+    /// Probes that the proxies of machines run.
+    pub probes: GroupProbes,
 }
 
 impl Default for StartSources {
@@ -80,6 +88,7 @@ impl Default for StartSources {
             root_namespace: mesh_config::NAMESPACE.to_owned(),
             mesh: StartSettings::default(),
             configs: Vec::new(),
+            probes: GroupProbes::new(),
         }
     }
 }
@@ -296,7 +305,8 @@ impl ProxySettings {
 
     /// Returns the settings with which the proxy starts.
     pub fn start(&self) -> StartSettings {
-        StartSettings { concurrency: self.concurrency, variables: self.proxy_metadata.clone() }
+        let (concurrency, variables) = (self.concurrency, self.proxy_metadata.clone());
+        StartSettings { concurrency, variables, mesh_id: self.mesh_id.clone() }
     }
 
     /// Returns the settings that affect what the control plane sends.
@@ -454,6 +464,7 @@ mod tests {
         let start = |number, name: &str| StartSettings {
             concurrency: Some(number),
             variables: [(name.to_owned(), name.to_owned())].into(),
+            ..StartSettings::default()
         };
         let mut sources = StartSources { mesh: start(1, "MESH"), ..StartSources::default() };
         let configs = [("istio-system", config(2, "ROOT", None)), ("shop", config(3, "NAMESPACE", None))];

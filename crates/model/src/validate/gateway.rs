@@ -226,6 +226,12 @@ fn check_credentials(tls: &ServerTls, field: &str, findings: &mut Findings) {
                 let field = format!("{field}.tlsCertificates[{index}]");
                 findings.add(Code::MissingField, field, "needs serverCertificate and privateKey", "set both");
             }
+            // One list of roots verifies the clients of a server.
+            if !pair.ca_certificates.is_empty() && pair.ca_certificates != tls.root_file() {
+                let field = format!("{field}.tlsCertificates[{index}].caCertificates");
+                let message = format!("has no effect, because {:?} verifies clients", tls.root_file());
+                findings.add(Code::NoEffect, field, message, "put all roots into one file");
+            }
         }
     } else {
         for (name, value) in &files[..2] {
@@ -236,7 +242,7 @@ fn check_credentials(tls: &ServerTls, field: &str, findings: &mut Findings) {
         }
     }
     let verifies = matches!(tls.mode, ServerTlsMode::Mutual | ServerTlsMode::OptionalMutual);
-    if verifies && tls.ca_certificates.is_empty() && tls.ca_cert_credential_name.is_empty() {
+    if verifies && tls.root_file().is_empty() && tls.ca_cert_credential_name.is_empty() {
         let remedy = "set the file of the roots that verify clients";
         findings.add(Code::MissingField, format!("{field}.caCertificates"), "is missing", remedy);
     }
@@ -389,6 +395,15 @@ mod tests {
         same(
             of("TLS", r#"{"mode": "SIMPLE", "credentialName": "other/a"}"#),
             &["error [0].tls.credentialName: \"other/a\" is not the name of a Secret"],
+        );
+        let pairs = r#"{"mode": "MUTUAL", "tlsCertificates": [
+            {"serverCertificate": "/a", "privateKey": "/b", "caCertificates": "/r"},
+            {"serverCertificate": "/c", "privateKey": "/d", "caCertificates": "/s"}]}"#;
+        same(
+            of("TLS", pairs),
+            &[
+                "warning [0].tls.tlsCertificates[1].caCertificates: has no effect, because \"/r\" verifies clients",
+            ],
         );
         let versions = r#"{"mode": "SIMPLE", "credentialName": "a", "minProtocolVersion": "TLSV1_3", "maxProtocolVersion": "TLSV1_2"}"#;
         same(of("TLS", versions), &["error [0].tls.minProtocolVersion: is above maxProtocolVersion"]);

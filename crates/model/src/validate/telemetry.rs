@@ -1,10 +1,15 @@
 //! Validation of Telemetry.
 
+use std::time::Duration;
+
 use super::{Code, Finding, Findings, header_name, percent, positive, security};
 use crate::api::{
     Telemetry,
-    telemetry::{Metric, MetricSelector, ProviderRef, TagOperation, Tracing},
+    telemetry::{Metric, MetricSelector, Metrics, ProviderRef, TagOperation, Tracing},
 };
+
+/// Minimum interval at which `skysail-proxy` reports the metrics of open connections.
+const MIN_REPORTING_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Checks a Telemetry.
 pub(crate) fn telemetry(spec: &Telemetry) -> Vec<Finding> {
@@ -16,7 +21,7 @@ pub(crate) fn telemetry(spec: &Telemetry) -> Vec<Finding> {
     for (index, metrics) in spec.metrics.iter().enumerate() {
         let field = format!("spec.metrics[{index}]");
         providers(&metrics.providers, &field, &mut findings);
-        positive(metrics.reporting_interval, &format!("{field}.reportingInterval"), &mut findings);
+        reporting_interval(metrics, &field, &mut findings);
         for (index, one) in metrics.overrides.iter().enumerate() {
             let field = format!("{field}.overrides[{index}]");
             let both = |of: &MetricSelector| of.metric.is_some() && !of.custom_metric.is_empty();
@@ -66,6 +71,16 @@ pub(crate) fn telemetry(spec: &Telemetry) -> Vec<Finding> {
         }
     }
     findings.done()
+}
+
+fn reporting_interval(metrics: &Metrics, field: &str, findings: &mut Findings) {
+    let field = format!("{field}.reportingInterval");
+    positive(metrics.reporting_interval, &field, findings);
+    let is_short = |interval: Duration| interval.as_millis() > 0 && interval < MIN_REPORTING_INTERVAL;
+    if metrics.reporting_interval.is_some_and(|interval| is_short(interval.0)) {
+        let message = "is below 100 ms, which skysail-proxy uses instead";
+        findings.add(Code::UnsupportedField, field, message, "write 100ms or more");
+    }
 }
 
 fn providers(list: &[ProviderRef], field: &str, findings: &mut Findings) {

@@ -146,9 +146,8 @@ impl World {
     /// Returns and resets the estimate. The first call returns everything.
     pub fn take_changes(&mut self) -> ChangeSet {
         self.settle();
-        if self.take_topology_change() {
-            self.add_changes(ChangeSet::everything());
-        }
+        let of_topology = self.take_topology_change();
+        self.add_changes(of_topology);
         self.changes.replace(ChangeSet::nothing()).unwrap_or_else(ChangeSet::everything)
     }
 

@@ -48,7 +48,7 @@ pub use endpoints::Endpoint;
 pub use entry_hosts::Resolved;
 pub use envoy_filters::{FilterSelection, SharedFilters};
 pub(crate) use gateway_api::{CONFIG_MAP, CREDENTIAL, INVALID, shown_name};
-pub use gateway_api::{GatewayApiStatus, ListenerStatus, ParentStatus, StatusCondition};
+pub use gateway_api::{GatewayApiStatus, ListenerStatus, ObjectCondition, ParentStatus, StatusCondition};
 pub(crate) use gateways::{BoundRule, SECRET, gateway_name, is_within};
 pub(crate) use hosts::WELL_KNOWN_PORT;
 pub use hosts::{exported, fqdn, host_matches};
@@ -190,10 +190,15 @@ impl World {
         let mut changes = self.changes_of(&key);
         let mut affects_topology = self.affects_topology(&key);
         let imports = self.imports_of(&key);
+        let mesh = self.mesh.as_ref().filter(|_| affects_topology).map(|entry| Arc::clone(&entry.object));
         let changed = self.put(object, origin);
         if changed {
             changes.add(self.changes_of(&key));
             changes.add(self.changes_of_imports(&imports, &self.imports_of(&key)));
+            if key.kind == Kind::ConfigMap && mesh.is_some_and(|mesh| self.has_same_mesh(&mesh.spec)) {
+                // The networks have an effect through the topology alone.
+                changes = ChangeSet::default();
+            }
             affects_topology |= self.affects_topology(&key);
             if affects_topology {
                 self.topology.take();

@@ -84,6 +84,13 @@ impl World {
         Ok(Some(Typed { meta, spec }))
     }
 
+    /// Returns whether a machine counts as unhealthy until its proxy reports that it is healthy: its group has a probe,
+    /// and the proxy checks its health.
+    pub fn awaits_health(&self, node: &ProxyNode) -> bool {
+        let group = self.workload_groups.get(&node.view.namespace, &node.group);
+        node.reports_health && group.is_some_and(|entry| entry.object.spec.probe.is_some())
+    }
+
     /// Adds the WorkloadEntry of a connected proxy. An object of this name that was not registered is kept. Returns
     /// whether anything changed.
     pub fn register(&mut self, entry: Typed<WorkloadEntry>) -> bool {

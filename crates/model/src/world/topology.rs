@@ -10,15 +10,15 @@ use std::{
     sync::Arc,
 };
 
-use super::{World, store::Entry};
+use super::{ChangeSet, World, store::Entry};
 use crate::{
     ObjectKey,
     api::{
-        Address, Kind, Labels, Service, Typed,
+        Address, ConfigMap, Kind, Labels, MeshConfig, Service, Typed,
         gateway_api::{GatewayAddress, KubernetesGateway},
         kube::{NETWORK, TrafficDistribution, gateway_port},
         mesh_config,
-        mesh_networks::AddressBlock,
+        mesh_networks::{AddressBlock, MeshNetworks},
     },
 };
 
@@ -150,10 +150,27 @@ impl World {
         service.spec.traffic_distribution.or_else(of_namespace).unwrap_or(TrafficDistribution::Any)
     }
 
-    /// Returns whether the topology differs from that at the last call.
-    pub(super) fn take_topology_change(&mut self) -> bool {
+    /// Returns the resources that may differ because the topology differs from that at the last call.
+    pub(super) fn take_topology_change(&mut self) -> ChangeSet {
         let now = Arc::clone(self.topology());
-        std::mem::replace(&mut self.last_topology, Arc::clone(&now)) != now
+        let before = std::mem::replace(&mut self.last_topology, Arc::clone(&now));
+        if before == now {
+            return ChangeSet::default();
+        }
+        let Topology { network, clusters, blocks, gateways: _, names: _ } = &*before;
+        if (network, clusters, blocks) != (&now.network, &now.clusters, &now.blocks) {
+            return ChangeSet::everything();
+        }
+        // Gateways are endpoints. Their number is part of the weights of all endpoints.
+        let services = self.services.iter().map(|entry| &entry.object.meta);
+        let services = services.map(|meta| (meta.namespace.clone(), meta.name.clone())).collect();
+        ChangeSet { services, ..ChangeSet::default() }
+    }
+
+    /// Returns whether the mesh configuration differs from this one in the networks at most.
+    pub(super) fn has_same_mesh(&self, before: &ConfigMap) -> bool {
+        let without = |mesh: &MeshConfig| MeshConfig { networks: MeshNetworks::default(), ..mesh.clone() };
+        matches!(before, ConfigMap::Mesh(before) if without(before) == without(self.mesh()))
     }
 
     fn make_topology(&self) -> Topology {

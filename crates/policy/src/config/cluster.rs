@@ -67,6 +67,8 @@ pub struct Cluster {
     pub max_head: usize,
     /// Maximum number of fields in a response head, including the pseudo-header fields of HTTP/2.
     pub max_headers: usize,
+    /// Whether clients of HTTP/1 receive the names of response headers as the endpoints spell them (`preserve_case`).
+    pub keep_case: bool,
     /// Maximum number of requests on a connection; `None` for no limit.
     pub max_requests_per_connection: Option<u32>,
     /// Maximum age of a connection that takes further requests; `None` for no limit.
@@ -89,7 +91,8 @@ pub struct Cluster {
 impl Cluster {
     /// Returns the limits on the heads of responses.
     pub fn head_limits(&self) -> http1::HeadLimits {
-        http1::HeadLimits { max_head: self.max_head, max_headers: self.max_headers }
+        let Self { max_head, max_headers, keep_case, .. } = *self;
+        http1::HeadLimits { max_head, max_headers, keep_case }
     }
 
     /// Returns a cluster without endpoints and without limits.
@@ -114,6 +117,7 @@ impl Cluster {
             idle_timeout: None,
             max_head: MAX_HEAD,
             max_headers: MAX_HEADERS,
+            keep_case: false,
             max_requests_per_connection: None,
             max_connection_duration: None,
             keepalive: None,

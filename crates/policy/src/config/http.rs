@@ -103,6 +103,8 @@ pub struct HttpManager {
     pub max_head: usize,
     /// Maximum number of fields in a request head, including the pseudo-header fields of HTTP/2.
     pub max_headers: usize,
+    /// Whether upstreams of HTTP/1 receive the names of request headers as the client spells them (`preserve_case`).
+    pub keep_case: bool,
     /// HTTP/2 settings.
     pub http2: Http2Options,
     /// Idle timeout of a connection without requests; `None` disables it.

@@ -25,6 +25,8 @@ pub struct ClientTls {
     pub sni: Option<rustls::pki_types::ServerName<'static>>,
     /// ALPN protocols to offer where the request path does not choose them.
     pub alpn: Arc<[Box<[u8]>]>,
+    /// Names of the secrets that the settings need.
+    pub secrets: Box<[Box<str>]>,
 }
 
 /// Client configurations that differ in the ALPN protocols they offer.

@@ -46,6 +46,7 @@ fn manager() -> HttpManager {
         accept_http10: false,
         max_head: 60 * 1024,
         max_headers: 100,
+        keep_case: false,
         http2: Http2Options::new(100),
         idle_timeout: None,
         stream_idle_timeout: None,

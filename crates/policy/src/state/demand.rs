@@ -32,6 +32,8 @@ pub struct RequestedAuthority {
     pub used: Arc<UseMark>,
     /// The control plane has answered that no virtual host has exactly this domain. False if it did not answer in time.
     pub answered: bool,
+    /// Secrets for which the virtual host of this authority waits, separated by commas; `None` if it waits for none.
+    pub missing_secrets: Option<Box<str>>,
 }
 
 /// Discovery status of an authority for which no virtual host in force has exactly that domain.
@@ -68,6 +70,11 @@ impl Demand {
             return HostStatus::Settled;
         }
         HostStatus::Unknown
+    }
+
+    /// Returns the secrets for which the virtual host of an authority waits, separated by commas.
+    pub fn missing_secrets(&self, authority: &str) -> Option<Box<str>> {
+        self.known.load().get(authority)?.missing_secrets.clone()
     }
 
     /// Requests the virtual host of an authority. The receiver completes when there is a result, or when none can come.

@@ -256,6 +256,10 @@ fn node(file: &Path) -> anyhow::Result<Value> {
         fields.remove(field);
     }
     node["metadata"][PLAIN_ENVOY] = "true".into();
+    // Envoy reports no health.
+    if let Some(settings) = node["metadata"]["PROXY_CONFIG"].as_object_mut() {
+        settings.remove("readinessProbe");
+    }
     Ok(node)
 }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod args;
 pub(crate) mod envoy;
+mod health;
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -28,6 +29,7 @@ use crate::{
     app::{
         args::{Args, Common, Mode},
         envoy::Envoy,
+        health::Probe,
     },
     discovery::{
         self, Configuration, Setup,
@@ -310,6 +312,7 @@ fn from_mesh(
     configuration: Arc<Configuration>,
 ) -> anyhow::Result<Forever> {
     let token = mesh.token.clone();
+    let probe = Probe::of_node(&mesh.node)?;
     let own = OwnCertificate::new(&secrets, mesh, node.clone(), mark)?;
     let remote = own.remote.clone();
     let node = with_capabilities(node, Form::Delta);
@@ -326,6 +329,7 @@ fn from_mesh(
             })
         });
         got.notified().await;
+        let _health = probe.map(|probe| Task::start(probe.run(Arc::clone(&configuration), mark)));
         configuration.follow(options, remote, || secrets::authorization(&token)).await
     }))
 }

@@ -302,7 +302,12 @@ impl Hosts {
     }
 
     /// Returns the waiting requests that the table in force answers. Call it after the workers have that table.
-    pub(super) fn answer(&mut self, now: Instant) -> Vec<oneshot::Sender<()>> {
+    /// `missing` returns the secrets for which a virtual host waits.
+    pub(super) fn answer(
+        &mut self,
+        now: Instant,
+        missing: &dyn Fn(&VirtualHost) -> Option<Box<str>>,
+    ) -> Vec<oneshot::Sender<()>> {
         let Some(demand) = &self.demand else { return Vec::new() };
         let mut answered = Vec::new();
         let coming = self.slots.values().filter(|slot| slot.active.is_none());
@@ -334,14 +339,19 @@ impl Hosts {
         let known: Map<_, _> = known
             .map(|(authority, name)| {
                 let answered = name.state == HostState::Fallback;
-                (authority.clone(), RequestedAuthority { used: Arc::clone(&name.used), answered })
+                let host = coming.iter().find(|accepted| accepted.value.has(authority));
+                let missing_secrets = host.and_then(|accepted| missing(&accepted.value.value));
+                let used = Arc::clone(&name.used);
+                (authority.clone(), RequestedAuthority { used, answered, missing_secrets })
             })
             .collect();
         let before = demand.known.load();
         let is_new = known.len() != before.len()
-            || known
-                .iter()
-                .any(|(name, known)| before.get(name).is_none_or(|before| before.answered != known.answered));
+            || known.iter().any(|(name, known)| {
+                before.get(name).is_none_or(|before| {
+                    before.answered != known.answered || before.missing_secrets != known.missing_secrets
+                })
+            });
         if is_new {
             demand.known.store(Arc::new(known));
         }

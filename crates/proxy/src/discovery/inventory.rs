@@ -35,7 +35,7 @@ use crate::{
     translate::{self, SecretName, SecretSource, Translator},
 };
 use skysail_policy::config::{
-    ByName, Cluster, Endpoints, Listener, RouteTable, Snapshot, cluster::Discovery,
+    ByName, Cluster, Endpoints, Listener, RouteTable, Snapshot, cluster::Discovery, route::VirtualHost,
 };
 use skysail_policy::state::demand::HostRequest;
 
@@ -538,7 +538,9 @@ impl Inventory {
 
     /// Returns the waiting requests that the configuration in force answers.
     pub(crate) fn answer(&mut self, now: Instant) -> Vec<oneshot::Sender<()>> {
-        self.hosts.values_mut().flat_map(|hosts| hosts.answer(now)).collect()
+        let (tls, clusters) = (&self.secrets.tls, &self.clusters);
+        let missing = |host: &VirtualHost| references::missing_secrets(host, clusters, tls);
+        self.hosts.values_mut().flat_map(|hosts| hosts.answer(now, &missing)).collect()
     }
 
     /// Drops names and virtual hosts that no request has used for a long time.

@@ -206,6 +206,13 @@ impl Configuration {
         tokio::join!(run, retries).0
     }
 
+    /// Reports the health of the workload to the control plane; an error says why it is not healthy.
+    pub(crate) fn report_health(&self, error: Option<String>) {
+        if let Some(subscriptions) = self.subscriptions.get() {
+            subscriptions.report_health(error);
+        }
+    }
+
     /// Applies an update and returns the rejected resources.
     async fn update(self: &Arc<Self>, update: Update) -> Vec<Rejection> {
         let mut inventory = self.inventory.lock().await;

@@ -1,19 +1,38 @@
 //! Rules between resources, as in Envoy. A checked route table names existing clusters only. All DNS caches of one name
-//! have the same settings.
+//! have the same settings. A cluster waits for the secrets of its TLS contexts.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use super::{slot::Slot, uses};
-use crate::translate::Reject;
+use crate::translate::{Reject, TlsContexts};
 use skysail_policy::config::{
     Cluster, FilterChain, Listener, RouteTable,
     cluster::{Discovery, HostCacheConfig},
     http::Routes,
     listener::Terminal,
+    route::VirtualHost,
 };
 
 type ClusterSlots = BTreeMap<Arc<str>, Slot<Cluster>>;
 type Listeners = BTreeMap<Arc<str>, Slot<Listener>>;
+
+/// Returns the secrets for which the clusters of a virtual host wait, separated by commas; `None` for none.
+pub(super) fn missing_secrets(
+    host: &VirtualHost,
+    clusters: &ClusterSlots,
+    tls: &TlsContexts,
+) -> Option<Box<str>> {
+    let warming = uses::of_host(host).filter_map(|name| clusters.get(name)?.warming.as_ref());
+    let contexts = warming.flat_map(|accepted| {
+        let matches = accepted.value.transport_matches.iter().filter_map(|found| found.tls.as_ref());
+        matches.chain(&accepted.value.tls)
+    });
+    let names: BTreeSet<&str> = contexts.flat_map(|context| tls.missing(context)).collect();
+    (!names.is_empty()).then(|| Vec::from_iter(names).join(", ").into())
+}
 
 /// Checks the clusters of a listener's own route tables (`validate_clusters`).
 ///

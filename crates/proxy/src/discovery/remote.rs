@@ -140,7 +140,7 @@ fn place(address: Option<&Address>) -> Option<RemoteAddress> {
 }
 
 /// Tries the host's addresses one after the other.
-async fn connect_tcp(host: &str, port: u16, mark: Option<u32>) -> io::Result<TcpStream> {
+pub(crate) async fn connect_tcp(host: &str, port: u16, mark: Option<u32>) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
     for address in tokio::net::lookup_host((host, port)).await? {
         match connect_address(address, mark).await {

@@ -433,6 +433,7 @@ impl RequestContext<'_> {
             }
             Ok(_) => Err(TryFailure { error: Error::new(Kind::UpstreamProtocol), sent, stale: false }),
             Err(error) => {
+                // A server that answers no ping may have processed the request, as the retry policy must allow for.
                 let is_stale = error.kind == Kind::UpstreamClosed && reused && !answered;
                 // An HTTP/2 server has refused the request without processing it: any method may be retried
                 // (RFC 9113, section 8.7).

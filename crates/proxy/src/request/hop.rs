@@ -16,7 +16,8 @@ use skysail_policy::config::{HttpManager, http::ServerHeader};
 
 /// Returns the limits of a request's head.
 pub(crate) fn limits(manager: &HttpManager) -> HeadLimits {
-    HeadLimits { max_head: manager.max_head, max_headers: manager.max_headers }
+    let HttpManager { max_head, max_headers, keep_case, .. } = *manager;
+    HeadLimits { max_head, max_headers, keep_case }
 }
 
 /// Fields that concern one connection only, even if `connection` does not list them.

@@ -79,7 +79,10 @@ pub(crate) async fn find_host<'a>(
     scope.counters.on_demand_refused.inc();
     let (host, manager) = (exchange.request.authority(), &scope.manager.stat_prefix);
     limit_log::log(Limit::Discovery, format_args!("{manager}, host {host:?}"));
-    Err(Error::new(Kind::HostUnanswered))
+    let secrets = routing::table(scope).and_then(|table| {
+        table.demand.as_deref()?.missing_secrets(&route::lookup_key(table, exchange.request.authority()))
+    });
+    Err(Error::new(secrets.map_or(Kind::HostUnanswered, Kind::SecretsMissing)))
 }
 
 async fn wait_for_host<'a>(

@@ -107,7 +107,7 @@ impl<'a> RequestContext<'a> {
         let Some(content) = content else { return Ok(Some(FilteredResponse { body: flow, is_sent })) };
         if is_changed && may_have_body && body.is_some() {
             let framing = set_length(self.exchange.response, content.len(), trailers.is_some());
-            let limits = skysail_http::http1::HeadLimits { max_head: 0, max_headers: 0 };
+            let limits = skysail_http::http1::HeadLimits { max_head: 0, max_headers: 0, keep_case: false };
             let mut new =
                 flow.take().unwrap_or_else(|| Box::new(Flow::new(Framing::None, framing, limits, true)));
             new.replace(content, framing, trailers);

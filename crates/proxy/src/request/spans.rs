@@ -375,7 +375,7 @@ fn reason(kind: &Kind) -> Option<&'static str> {
     Some(match kind {
         Kind::ConnectFailed => "remote connection failure",
         Kind::ConnectTimeout => "connection timeout",
-        Kind::UpstreamClosed => "connection termination",
+        Kind::UpstreamClosed | Kind::UpstreamSilent => "connection termination",
         Kind::UpstreamReset => "remote reset",
         Kind::UpstreamRefused => "remote refused stream reset",
         Kind::UpstreamProtocol | Kind::AnswerTooLarge => "protocol error",

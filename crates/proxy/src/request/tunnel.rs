@@ -73,7 +73,7 @@ struct TunnelDirection {
 impl TunnelDirection {
     fn new() -> Self {
         // Bytes without framing have no trailers, so no limits are needed.
-        let limits = HeadLimits { max_head: 0, max_headers: 0 };
+        let limits = HeadLimits { max_head: 0, max_headers: 0, keep_case: false };
         Self { flow: Flow::new(Framing::UntilClose, Framing::UntilClose, limits, false), done: false }
     }
 

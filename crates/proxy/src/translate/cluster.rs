@@ -64,7 +64,7 @@ pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<
     }
     let new_balancer = lb_policy::resolve(&mut proto).at("load_balancing_policy")?;
     let discovery = discovery(&proto)?;
-    let mut http = Http::read(&proto)?;
+    let mut http = Http::read(&proto, translator.strict)?;
     if matches!(discovery, Discovery::Dynamic(_)) {
         http.verify_hosts(&proto)?;
     }
@@ -93,6 +93,7 @@ pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<
         idle_timeout: http.idle_timeout,
         max_head: http.max_head,
         max_headers: http.max_headers,
+        keep_case: http.keep_case,
         max_requests_per_connection: http.max_requests,
         max_connection_duration: http.max_duration,
         keepalive: proto.upstream_connection_options.as_ref().and_then(keepalive),
@@ -330,6 +331,8 @@ struct Http {
     idle_timeout: Option<Duration>,
     max_head: usize,
     max_headers: usize,
+    /// Names of response headers keep their spelling.
+    keep_case: bool,
     max_requests: Option<u32>,
     max_duration: Option<Duration>,
     /// Statuses that outlier detection counts as errors.
@@ -344,7 +347,7 @@ fn detection(proto: &Proto, errors: Option<Box<[u16]>>) -> Result<Option<Outlier
 
 impl Http {
     #[expect(deprecated, reason = "older files still use the older fields")]
-    fn read(proto: &Proto) -> Result<Self> {
+    fn read(proto: &Proto, strict: bool) -> Result<Self> {
         let protocol = match (&proto.http2_protocol_options, &proto.http_protocol_options) {
             (Some(_), _) => UpstreamProtocol::Http2,
             (None, _) => UpstreamProtocol::Http1,
@@ -358,13 +361,15 @@ impl Http {
             idle_timeout: None,
             max_head: MAX_HEAD,
             max_headers: MAX_HEADERS,
+            keep_case: http::keeps_case(proto.http_protocol_options.as_ref(), strict)
+                .at("http_protocol_options")?,
             max_requests: number(proto.max_requests_per_connection).filter(|max| *max > 0),
             max_duration: None,
             errors: None,
         };
         http.common(proto.common_http_protocol_options.as_ref()).at("common_http_protocol_options")?;
         for (key, any) in &proto.typed_extension_protocol_options {
-            http.options(key, any).at(format_args!("typed_extension_protocol_options[{key:?}]"))?;
+            http.options(key, any, strict).at(format_args!("typed_extension_protocol_options[{key:?}]"))?;
         }
         Ok(http)
     }
@@ -383,7 +388,7 @@ impl Http {
         Ok(())
     }
 
-    fn options(&mut self, key: &str, any: &Any) -> Result<()> {
+    fn options(&mut self, key: &str, any: &Any, strict: bool) -> Result<()> {
         if type_name(any) != HTTP_OPTIONS {
             return Err(unknown_type("protocol options", key, any));
         }
@@ -409,6 +414,18 @@ impl Http {
             Some(Options::AutoConfig(config)) => config.http2_protocol_options.as_ref(),
             None => None,
         };
+        let http1 = match &options.upstream_protocol_options {
+            Some(Options::ExplicitHttpConfig(config)) => match &config.protocol_config {
+                Some(ProtocolConfig::HttpProtocolOptions(http1)) => Some(http1),
+                _ => None,
+            },
+            Some(Options::UseDownstreamProtocolConfig(config)) => config.http_protocol_options.as_ref(),
+            Some(Options::AutoConfig(config)) => config.http_protocol_options.as_ref(),
+            None => None,
+        };
+        if http1.is_some() {
+            self.keep_case = http::keeps_case(http1, strict).at("http_protocol_options")?;
+        }
         if http2.is_some() {
             self.http2 = http::http2_options(http2, u32::MAX).at("http2_protocol_options")?;
         }

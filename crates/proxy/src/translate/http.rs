@@ -6,8 +6,9 @@ use skysail_xds::{
     envoy::pb::{
         envoy::{
             config::core::v3::{
-                Http2ProtocolOptions, HttpProtocolOptions, KeepaliveSettings,
+                Http1ProtocolOptions, Http2ProtocolOptions, HttpProtocolOptions, KeepaliveSettings,
                 config_source::ConfigSourceSpecifier,
+                http1_protocol_options::header_key_format::HeaderFormat,
             },
             extensions::filters::{
                 http::{cors::v3::Cors, grpc_web::v3::GrpcWeb, on_demand::v3::OnDemand, rbac::v3::Rbac},
@@ -45,6 +46,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
 const STREAM_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_STREAMS: u32 = 1024;
+const PRESERVE_CASE: &str =
+    "envoy.extensions.http.header_formatters.preserve_case.v3.PreserveCaseFormatterConfig";
 
 /// Translates a connection manager.
 pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<HttpManager> {
@@ -102,6 +105,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
             .map(Into::into),
         max_head: max_head(proto.max_request_headers_kb).at("max_request_headers_kb")?,
         max_headers: max_headers(common).at("common_http_protocol_options")?,
+        keep_case: keeps_case(http1, translator.strict).at("http_protocol_options")?,
         max_requests_per_connection: common
             .and_then(|common| number(common.max_requests_per_connection))
             .filter(|max| *max > 0),
@@ -138,6 +142,23 @@ pub(super) fn max_head(kib: Option<UInt32Value>) -> Result<usize> {
         None => Ok(MAX_HEAD),
         Some(kib @ 1..=8192) => Ok((kib as usize) << 10),
         Some(kib) => Err(Reject::new(format!("{kib} is not between 1 and 8192"))),
+    }
+}
+
+/// Returns whether the names of headers keep their spelling, downstream or upstream.
+pub(super) fn keeps_case(options: Option<&Http1ProtocolOptions>, strict: bool) -> Result<bool> {
+    let format = options.and_then(|options| options.header_key_format.as_ref());
+    let Some(HeaderFormat::StatefulFormatter(formatter)) = format.and_then(|of| of.header_format.as_ref())
+    else {
+        return Ok(false);
+    };
+    let path = "header_key_format.stateful_formatter";
+    let any = formatter.typed_config.as_ref().ok_or_else(|| Reject::new("must be given").at_field(path))?;
+    match type_name(any) {
+        // Reason phrases and the spelling of added headers are not forwarded.
+        PRESERVE_CASE if any.value.is_empty() || !strict => Ok(true),
+        PRESERVE_CASE => Err(Reject::new("must have no settings: remove them").at_field(path)),
+        _ => Err(unknown_type("header formatter", &formatter.name, any).at_field(path)),
     }
 }
 

@@ -273,6 +273,10 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
             MONGO_PROXY if !translator.strict => {
                 warn_once(format!("network filter {MONGO_PROXY} is not supported and ignored"));
             }
+            MONGO_PROXY => {
+                let reason = format!("{MONGO_PROXY} is not supported: remove it; it only counts operations");
+                return Err(Reject::new(reason).at_field(path));
+            }
             _ if cluster::is_tcp_exchange(any)? => metadata_exchange = true,
             _ => return Err(unknown_type("network filter", &filter.name, any).at_field(path)),
         }

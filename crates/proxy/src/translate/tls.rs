@@ -138,6 +138,17 @@ impl TlsContexts {
         names
     }
 
+    /// Returns the secrets that an upstream context needs and that have not arrived.
+    pub(crate) fn missing<'a>(&self, tls: &'a ClientTls) -> Vec<&'a str> {
+        let inner = self.lock();
+        let lacks_identity =
+            |name: &str| inner.identities.iter().any(|(of, live)| *of.name == *name && live.get().is_none());
+        let lacks_roots =
+            |name: &str| inner.roots.iter().any(|(of, live)| *of.name == *name && live.get().is_none());
+        let names = tls.secrets.iter().map(|name| &**name);
+        names.filter(|name| lacks_identity(name) || lacks_roots(name)).collect()
+    }
+
     /// Returns the certificates of contexts in use that are inline in the configuration.
     pub(crate) fn unnamed_identities(&self) -> Vec<Arc<Identity>> {
         let inner = self.lock();

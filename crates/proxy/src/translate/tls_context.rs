@@ -13,7 +13,7 @@ use skysail_xds::envoy::pb::{
         },
         extensions::transport_sockets::tls::v3::{
             CommonTlsContext, DownstreamTlsContext, SdsSecretConfig, TlsCertificate, UpstreamTlsContext,
-            downstream_tls_context::SessionTicketKeysType,
+            common_tls_context::ValidationContextType, downstream_tls_context::SessionTicketKeysType,
         },
     },
     google::protobuf::Any,
@@ -106,7 +106,21 @@ pub(super) fn client(
         }
         Ok(spec)
     })?;
-    Ok(Arc::new(ClientTls { config, sni, alpn }))
+    let secrets = common.map(secret_names).unwrap_or_default();
+    Ok(Arc::new(ClientTls { config, sni, alpn, secrets }))
+}
+
+/// Returns the names of the secrets of a context.
+fn secret_names(common: &CommonTlsContext) -> Box<[Box<str>]> {
+    let roots = match &common.validation_context_type {
+        Some(ValidationContextType::ValidationContextSdsSecretConfig(config)) => Some(config),
+        Some(ValidationContextType::CombinedValidationContext(combined)) => {
+            combined.validation_context_sds_secret_config.as_ref()
+        }
+        _ => None,
+    };
+    let all = common.tls_certificate_sds_secret_configs.iter().chain(roots);
+    all.map(|config| config.name.as_str().into()).collect()
 }
 
 /// Returns the SNI to send; `None` if it is no DNS name (RFC 6066, section 3). Istio's name for a host that is an

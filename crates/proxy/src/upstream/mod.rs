@@ -459,7 +459,8 @@ fn tls_settings(tls: Option<&ClientTls>, offer: &AlpnOffer) -> Result<Option<Ups
     let Some(tls) = tls else { return Ok(None) };
     let configs = tls.config.load();
     let Some(configs) = configs.as_ref() else {
-        let cause = "TLS error: the certificates for this cluster have not arrived yet";
+        let names = tls.secrets.join(", ");
+        let cause = format!("TLS error: one of these secrets has not arrived: {names}");
         return Err(Error::caused(Kind::ConnectFailed, cause));
     };
     Ok(Some(UpstreamTls { config: offer.config(configs).clone(), host: offer.host.clone() }))

@@ -74,6 +74,7 @@ pub(crate) fn connecting(spec: &TlsSpec) -> Arc<ClientTls> {
         config: Arc::new(ArcSwapOption::from_pointee(configs)),
         sni: Some("outbound_.80_._.a.default.svc.cluster.local".try_into().unwrap()),
         alpn: Arc::new([]),
+        secrets: Box::default(),
     })
 }
 

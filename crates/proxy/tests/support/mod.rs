@@ -350,6 +350,7 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         default_host: None,
         max_head: 60 * 1024,
         max_headers: 100,
+        keep_case: false,
         http2: Http2Options::new(100),
         idle_timeout: None,
         stream_idle_timeout: None,

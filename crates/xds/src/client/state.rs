@@ -18,7 +18,7 @@ use tracing::warn;
 use super::{Form, NamesByKind, Options, Received, Rejection, Update};
 use crate::{
     kind::Kind,
-    wire::{DeltaResponse, SotwResponse, name_of},
+    wire::{DeltaResponse, HEALTH, SotwResponse, name_of},
 };
 
 /// `google.rpc.Code.INVALID_ARGUMENT`
@@ -42,6 +42,11 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
+    /// Returns a health report; an error says why the workload is not healthy.
+    pub(super) fn health(error: Option<String>) -> Self {
+        Self { type_url: HEALTH, error, ..Self::default() }
+    }
+
     pub(super) fn into_delta(self) -> DeltaDiscoveryRequest {
         DeltaDiscoveryRequest {
             node: self.node,

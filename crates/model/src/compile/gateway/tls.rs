@@ -102,7 +102,7 @@ fn validation(setting: FilterSettings<'_>, from: &ServerTls) -> Option<Validatio
     let source = match roots(from) {
         _ if from.mode == ServerTlsMode::IstioMutual => tls::trust(setting.mesh),
         Some(name) => from_control_plane(name),
-        None if from.mode.verifies_clients() => tls::file(&format!("file-root:{}", from.ca_certificates)),
+        None if from.mode.verifies_clients() => tls::file(&format!("file-root:{}", from.root_file())),
         None if from.subject_alt_names.is_empty() => return None,
         None => return Some(ValidationContextType::ValidationContext(default)),
     };

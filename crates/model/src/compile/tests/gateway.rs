@@ -239,6 +239,11 @@ fn certificates_come_from_several_secrets_or_files() {
             "file-cert:/a~/b",
             false,
         ),
+        (
+            "{mode: MUTUAL, tlsCertificates: [{serverCertificate: /a, privateKey: /b, caCertificates: /c}]}",
+            "file-cert:/a~/b file-root:/c",
+            true,
+        ),
         ("{mode: ISTIO_MUTUAL}", "default ROOTCA", true),
     ] {
         assert_eq!(sources(tls), (names.to_owned(), requires), "{tls}");

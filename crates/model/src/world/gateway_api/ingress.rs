@@ -70,7 +70,7 @@ impl World {
     }
 
     /// Returns whether an Ingress is served here, by its class.
-    fn is_served(&self, entry: &Entry<Ingress>) -> bool {
+    pub(super) fn is_served(&self, entry: &Entry<Ingress>) -> bool {
         let mesh = self.mesh();
         let (meta, spec) = (&entry.object.meta, &entry.object.spec);
         if let Some(class) = meta.annotations.get(ingress::CLASS) {
@@ -84,7 +84,7 @@ impl World {
         }
     }
 
-    fn gateway_of(&self, entry: &Entry<Ingress>) -> Gateway {
+    pub(super) fn gateway_of(&self, entry: &Entry<Ingress>) -> Gateway {
         let mesh = self.mesh();
         let value = match (mesh.ingress_selector.as_str(), mesh.ingress_service.as_str()) {
             ("", "" | DEFAULT_SERVICE) => DEFAULT_SELECTOR,

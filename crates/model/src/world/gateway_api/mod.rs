@@ -6,6 +6,7 @@
 
 mod attach;
 mod backend_tls;
+mod conditions;
 mod edge;
 mod ingress;
 mod listeners;
@@ -22,6 +23,7 @@ use std::{
 
 use self::attach::RouteTarget;
 pub(crate) use backend_tls::{CONFIG_MAP, INVALID};
+pub use conditions::ObjectCondition;
 pub(crate) use ingress::INTERNAL as INGRESS;
 pub(crate) use listeners::CREDENTIAL;
 pub use status::{GatewayApiStatus, ListenerStatus, ParentStatus, StatusCondition};

@@ -149,11 +149,11 @@ fn new(kind: Kind, namespace: &str, name: &str) -> GatewayApiStatus {
     GatewayApiStatus { object, conditions: Vec::new(), listeners: Vec::new(), parents: Vec::new() }
 }
 
-fn holds(kind: &'static str, reason: &'static str, message: impl Into<String>) -> StatusCondition {
+pub(super) fn holds(kind: &'static str, reason: &'static str, message: impl Into<String>) -> StatusCondition {
     StatusCondition { kind, status: true, reason, message: message.into() }
 }
 
-fn fails(kind: &'static str, reason: &'static str, message: impl Into<String>) -> StatusCondition {
+pub(super) fn fails(kind: &'static str, reason: &'static str, message: impl Into<String>) -> StatusCondition {
     StatusCondition { kind, status: false, reason, message: message.into() }
 }
 

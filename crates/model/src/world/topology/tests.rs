@@ -82,8 +82,35 @@ fn gateways_come_from_networks_services_and_gateways() {
         "east.example.com",
         Some(crate::Resolved { addresses: addresses.clone(), current: addresses }),
     );
-    assert!(world.take_changes().everything, "all clients may use the gateway");
+    let changes = world.take_changes();
+    assert!(!changes.everything && changes.services.len() == world.services().count(), "{changes:?}");
     assert!(gateways(&world, "home").contains(&"east 192.0.2.77:443".to_owned()));
+}
+
+#[test]
+fn a_change_of_gateways_affects_endpoints_alone() {
+    let mut world = World::new();
+    apply(&mut world, MESH);
+    world.take_changes();
+    let of_all = world.services().count();
+    let mut replace = |from: &str, to: &str| {
+        assert!(MESH.contains(from));
+        apply(&mut world, &MESH.replace(from, to));
+        world.take_changes()
+    };
+    for (from, to, everything) in [
+        ("192.0.2.9, port: 443", "192.0.2.10, port: 443", false),
+        ("fromCidr: 10.1.0.0/16", "fromCidr: 10.2.0.0/16", true),
+        ("mesh: \"\"", "mesh: \"trustDomain: other\"", true),
+    ] {
+        let changes = replace(from, to);
+        assert_eq!(changes.everything, everything, "{to}: {changes:?}");
+        if !everything {
+            let expected = ChangeSet { services: changes.services.clone(), ..ChangeSet::default() };
+            assert_eq!((&changes, changes.services.len()), (&expected, of_all));
+        }
+        let _ = replace("", "");
+    }
 }
 
 #[test]

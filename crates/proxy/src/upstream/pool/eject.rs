@@ -45,6 +45,7 @@ impl Pool {
         let outcome = match kind {
             Kind::ConnectFailed | Kind::ConnectTimeout => UpstreamResult::Failed { connected: false },
             Kind::UpstreamClosed
+            | Kind::UpstreamSilent
             | Kind::UpstreamReset
             | Kind::UpstreamRefused
             | Kind::UpstreamProtocol

@@ -1,0 +1,114 @@
+//! Conditions and addresses of one object of Gateway API or one Ingress, as its status in a cluster would have them.
+
+use std::collections::BTreeSet;
+
+use super::status::{StatusCondition, fails, holds};
+use crate::{
+    api::{Ingress, Kind, Labels, ObjectKey, selects},
+    world::{World, store::Entry},
+};
+
+/// A condition of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectCondition {
+    /// Listener or parent that the condition concerns; empty: the object as a whole.
+    pub about: String,
+    /// The condition.
+    pub condition: StatusCondition,
+}
+
+impl World {
+    /// Returns the conditions of an object of Gateway API or of an Ingress; none for other objects, and for routes and
+    /// Gateways that another controller serves.
+    pub fn object_conditions(&self, key: &ObjectKey) -> Vec<ObjectCondition> {
+        if key.kind == Kind::Ingress {
+            let entry = self.ingresses.get(&key.namespace, &key.name);
+            let conditions = entry.map(|entry| self.ingress_conditions(entry)).unwrap_or_default();
+            let about = String::new;
+            return conditions
+                .into_iter()
+                .map(|condition| ObjectCondition { about: about(), condition })
+                .collect();
+        }
+        if key.kind.group() != super::GROUP {
+            return Vec::new();
+        }
+        let Some(status) = self.gateway_api_status().into_iter().find(|status| status.object == *key) else {
+            return Vec::new();
+        };
+        let named = |about: String, conditions: Vec<StatusCondition>| {
+            conditions.into_iter().map(move |condition| ObjectCondition { about: about.clone(), condition })
+        };
+        let listeners = status.listeners.into_iter();
+        let listeners = listeners.flat_map(|of| named(format!("listener {}", of.name), of.conditions));
+        let parents = status.parents.into_iter().flat_map(|of| {
+            let namespace = of.parent.namespace.as_deref().unwrap_or(&key.namespace);
+            named(format!("parent {namespace}/{}", of.parent.name), of.conditions)
+        });
+        named(String::new(), status.conditions).chain(listeners).chain(parents).collect()
+    }
+
+    /// Returns the addresses of an Ingress that is served here: those outside of the cluster of its gateways' Services.
+    /// They may be names. `None` for other objects.
+    pub fn ingress_addresses(&self, key: &ObjectKey) -> Option<Vec<String>> {
+        let entry = self.ingresses.get(&key.namespace, &key.name).filter(|_| key.kind == Kind::Ingress)?;
+        if !self.is_served(entry) {
+            return Some(Vec::new());
+        }
+        // As in Istio, a Service that the mesh configuration names has precedence.
+        let mesh = self.mesh();
+        let named = Some(mesh.ingress_service.as_str()).filter(|name| !name.is_empty());
+        let named = named.and_then(|name| self.service_named(&mesh.root_namespace, name));
+        let addresses: BTreeSet<&String> = match named {
+            Some(service) => service.spec.external_addresses.iter().collect(),
+            None => self.addresses_of_gateways(&self.gateway_of(entry).selector),
+        };
+        Some(addresses.into_iter().cloned().collect())
+    }
+
+    /// Returns the addresses outside of the cluster of the Services of gateways with these labels.
+    fn addresses_of_gateways(&self, selector: &Labels) -> BTreeSet<&String> {
+        let pods = self.pods().map(|pod| (&pod.meta.namespace, &*pod.meta.labels));
+        let templates = self.templates().map(|template| (&template.meta.namespace, &template.spec.labels));
+        let gateways = pods.chain(templates).filter(|(_, labels)| selects(selector, labels));
+        let services = gateways.flat_map(|(namespace, labels)| self.services_selecting(namespace, labels));
+        services.flat_map(|service| &service.spec.external_addresses).collect()
+    }
+
+    fn ingress_conditions(&self, entry: &Entry<Ingress>) -> Vec<StatusCondition> {
+        if !self.is_served(entry) {
+            let message = match entry.object.spec.ingress_class_name.as_deref() {
+                Some(name) if self.ingress_classes.get("", name).is_none() => {
+                    format!("there is no IngressClass {name}")
+                }
+                Some(name) => format!("IngressClass {name} has another controller"),
+                None => {
+                    "the annotation of its class, or the lack of a class, names no controller here".to_owned()
+                }
+            };
+            return vec![fails("Accepted", "OtherClass", message)];
+        }
+        let namespace = &entry.object.meta.namespace;
+        let paths = entry.object.spec.rules.iter().filter_map(|rule| rule.http.as_ref());
+        let backends = paths.flat_map(|http| &http.paths).filter_map(|path| path.backend.service.as_ref());
+        let missing = backends.map(|service| (&service.name, &service.port)).find(|(name, port)| {
+            let known = self.service_named(namespace, name).filter(|known| known.spec.entry_host.is_none());
+            let has_port = |number: u16, named: &str| {
+                known.is_some_and(|known| {
+                    let mut ports = known.spec.ports.iter();
+                    ports.any(|of| if number == 0 { of.name == named } else { of.port == number })
+                })
+            };
+            !has_port(port.number, &port.name)
+        });
+        let resolved = match missing {
+            None => holds("ResolvedRefs", "ResolvedRefs", "All references resolved"),
+            Some((name, port)) => {
+                let port = if port.number == 0 { port.name.clone() } else { port.number.to_string() };
+                let message = format!("there is no Service {namespace}/{name} with port {port}");
+                fails("ResolvedRefs", "BackendNotFound", message)
+            }
+        };
+        vec![holds("Accepted", "Accepted", "Ingress is served"), resolved]
+    }
+}

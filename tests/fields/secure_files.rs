@@ -1,0 +1,74 @@
+//! TLS of gateways with certificates and roots in files, for `skysail-proxy` and for a real Envoy.
+
+use std::{fs, path::Path};
+
+use rcgen::{CertificateParams, KeyPair};
+use skysail_testkit::eventually;
+
+use crate::{
+    get, mesh_with,
+    secure::{Edges, Issuer, Offer, issuer, member},
+    wait,
+};
+
+const RULES: &str = include_str!("secure_files.yaml");
+const HOSTS: [&str; 5] =
+    ["one.example", "roots.example", "pairs.example", "pairs-roots.example", "mesh.example"];
+
+/// Replaces a file as a whole, as a mounted Secret does.
+fn put(folder: &Path, name: &str, text: &str) {
+    fs::write(folder.join("new"), text).unwrap();
+    fs::rename(folder.join("new"), folder.join(name)).unwrap();
+}
+
+/// Replaces the certificate of the servers and its key.
+fn put_server(folder: &Path, issuer: &Issuer) {
+    let key = KeyPair::generate().unwrap();
+    let chain = CertificateParams::new(HOSTS.map(str::to_owned)).unwrap().signed_by(&key, issuer).unwrap();
+    put(folder, "server.crt", &chain.pem());
+    put(folder, "server.key", &key.serialize_pem());
+}
+
+#[test]
+fn servers_have_certificates_in_files() {
+    let [servers, newer, clients, others] = ["servers", "newer", "clients", "others"].map(issuer);
+    let folder = tempfile::tempdir().unwrap();
+    put_server(folder.path(), &servers);
+    put(folder.path(), "clients.crt", &clients.pem());
+    put(folder.path(), "others.crt", &others.pem());
+    let rules = RULES.replace("FOLDER", &folder.path().to_string_lossy());
+    let setup = mesh_with(&rules, &["shop/edge-envoy"]);
+    let mesh = setup.with(&["-p", "0:edge-skysail:443", "-p", "0:edge-envoy:443"]).ready();
+    let edges = Edges::of(&mesh, &servers);
+    let (known, stranger) = (member(&clients, "client"), member(&others, "client"));
+    let without = Offer::default();
+    let with = |member| Offer { member: Some(member), ..without };
+
+    for host in ["one.example", "pairs.example"] {
+        edges.accept(host, without);
+    }
+    for (host, accepted, refused) in
+        [("roots.example", &known, &stranger), ("pairs-roots.example", &stranger, &known)]
+    {
+        edges.accept(host, with(accepted));
+        edges.refuse(host, with(refused));
+        edges.refuse(host, without);
+    }
+    // A client of the mesh is accepted; insecureSkipVerify admits no other.
+    wait(&mesh, "by-skysail", &get("http://mesh.example/", 298, &[]));
+    edges.refuse("mesh.example", with(&known));
+    edges.refuse("mesh.example", without);
+
+    // New files take effect without another change.
+    put_server(folder.path(), &newer);
+    put(folder.path(), "clients.crt", &others.pem());
+    let edges = Edges::of(&mesh, &newer);
+    for host in ["one.example", "pairs.example"] {
+        edges.accept(host, without);
+    }
+    edges.accept("roots.example", with(&stranger));
+    eventually("a certificate of the former roots is refused", || {
+        let refused = edges.each(|address| edges.ask(address, "roots.example", with(&known)).is_err());
+        if refused == [true; 2] { Ok(()) } else { Err(format!("{refused:?}")) }
+    });
+}
