@@ -31,7 +31,7 @@ use skysail_policy::config::{
 };
 use support::{Proxy, cluster, echo, http, listener, retries, server, within};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},
     sync::Notify,
 };
