@@ -148,7 +148,8 @@ impl Edge {
 }
 
 /// Waits until the proxies of the clients know all pods: a proxy without an endpoint responds with 503.
-fn wait_for_endpoints(mesh: &Mesh, edge: &Client) {
+fn wait_for_endpoints(mesh: &Mesh, edge: &Edge) {
+    eventually("the gateway has its certificate", || edge.secure(Some("member")).status(edge::PROBE, "/"));
     for version in VERSIONS {
         for client in &CLIENTS[..2] {
             let url = format!("http://probe-{version}.shop/");
@@ -158,7 +159,7 @@ fn wait_for_endpoints(mesh: &Mesh, edge: &Client) {
             });
         }
         eventually("the gateway knows the endpoint", || {
-            match edge.status("probe.other", &format!("/{version}")) {
+            match edge.plain.status("probe.other", &format!("/{version}")) {
                 Ok(200 | 403) => Ok(()),
                 other => Err(format!("{version}: {other:?}")),
             }
@@ -196,7 +197,7 @@ fn compare(seed: u64) -> BTreeSet<u64> {
         published: mesh.published("web/edge:443"),
         certificates,
     };
-    wait_for_endpoints(&mesh, &edge.plain);
+    wait_for_endpoints(&mesh, &edge);
     let mut statuses = BTreeSet::new();
     for number in 0..REQUESTS {
         let request = random.request();

@@ -213,7 +213,7 @@ fn matches_for_other_clients_are_named() {
     check(
         of("other/far", "http://reviews.default:9080/"),
         0,
-        &["not match client label app is web, expected: nobody", "route 0 default", "SERVED"],
+        &["expected: mobile", "not match client namespace other, expected: far", "SERVED"],
     );
     check(
         of("web", "tcp://reviews:9000"),

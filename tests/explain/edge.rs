@@ -17,6 +17,8 @@ const MEMBER_HOSTS: [&str; 2] = ["m.secure", "*.members"];
 const FORWARDED_HOSTS: [&str; 2] = ["p.secure", "*.pass"];
 /// Hosts of the routes of Gateway API.
 const ROUTE_HOSTS: [&str; 3] = ["ra.api", "rb.api", "*.api"];
+/// Host of a server with TLS that a test asks whether the gateway has its certificate and its CA certificates.
+pub(crate) const PROBE: &str = "probe.secure";
 /// Names of client certificates: of the authority that the gateway trusts, and of another one.
 pub(crate) const CLIENT_CERTIFICATES: [&str; 2] = ["member", "stranger"];
 
@@ -39,7 +41,8 @@ impl Certificates {
             fs::write(folder.path().join(name), chain.pem()).unwrap();
             clients.push((vec![chain.der().clone()], PrivateKeyDer::Pkcs8(key.serialize_der().into())));
         }
-        let (chain, key) = certificate(&root, &["*.secure", "x.members", "x.pass"], 2125);
+        let names = ["a.secure", "b.secure", "c.secure", "m.secure", "x.members", PROBE];
+        let (chain, key) = certificate(&root, &names, 2125);
         let secrets = format!(
             "---\napiVersion: v1\nkind: Secret\nmetadata: {{name: edge-tls, namespace: web}}\nstringData:\n  \
              tls.crt: |\n{}  tls.key: |\n{}  ca.crt: |\n{}",
@@ -71,7 +74,13 @@ impl Certificates {
 impl Random {
     /// Returns Gateways with TLS at port 443 of the edge: terminated, with client certificates, and forwarded by SNI.
     pub(crate) fn secure_gateways(&mut self) -> String {
-        let mut text = String::new();
+        let mut text = format!(
+            "---\napiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {{name: secure-probe, namespace: shop}}\n\
+             spec:\n  selector: {{istio: edge}}\n  servers:\n  - port: {{number: 443, name: https-probe, protocol: HTTPS}}\n    \
+             hosts: [{PROBE}]\n    tls: {{mode: MUTUAL, credentialName: edge-tls}}\n\
+             ---\napiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: secure-probe, namespace: shop}}\n\
+             spec: {{hosts: [{PROBE}], gateways: [secure-probe], http: [{{directResponse: {{status: 200}}}}]}}\n"
+        );
         for number in 0..2 {
             let server = |name: &str, protocol: &str, hosts: String, tls: String| {
                 format!(

@@ -152,7 +152,7 @@ codes! {
     MissingWeight "SKY0204" Warning ["IST0133"]
         "A destination without a weight beside destinations with a weight gets no requests."
         "Set the weight of each destination."
-    UnreachableRule "SKY0205" Warning ["IST0130"]
+    UnreachableRule "SKY0205" Warning ["IST0130", "IST0131"]
         "An earlier rule matches every request of this rule."
         "Put the more specific rule first, or remove this rule."
     WildcardHost "SKY0206" Error ["IST0106"]
