@@ -2,7 +2,7 @@
 //!
 //! Fortio, and a reader with its types, are `tests/fortio/main.go`, built here with `go`.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panic")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use std::{
     io::{BufRead as _, BufReader},
