@@ -104,7 +104,8 @@ fn every_supported_field_has_a_test() {
             !matches!(field.support, Support::Warned | Support::Refused | Support::Unread)
                 && field.tests.is_empty()
         };
-        missing.extend(kind.fields.iter().filter(works).map(|field| format!("{}: {}", kind.name, field.path)));
+        missing
+            .extend(kind.fields.iter().filter(works).map(|field| format!("{}: {}", kind.name, field.path)));
     }
     assert!(missing.is_empty(), "no test is named for {missing:#?}");
 }

@@ -31,7 +31,7 @@ impl World {
     /// 1970.
     pub fn analyze(&mut self, of_files: impl IntoIterator<Item = Diagnostic>, now: i64) -> Vec<Diagnostic> {
         self.settle();
-        let mut report = Report { world: self, diagnostics: self.validate() };
+        let mut report = Report::new(self, self.validate());
         report.diagnostics.extend(of_files);
         report.hidden_and_ambiguous_hosts();
         report.repeated_matches();

@@ -10,17 +10,19 @@ mod rules;
 mod services;
 mod workloads;
 
+use std::collections::HashMap;
+
 use super::{World, store::Entry};
 use crate::{
     analysis::Code,
-    api::{Kind, Labels, ObjectKey, Template, Typed, selects},
+    api::{Kind, Labels, ObjectKey, Template, Typed, VirtualService, selects},
     diagnostic::Diagnostic,
 };
 
 impl World {
     /// Returns diagnostics about inconsistent objects, by file and line.
     pub fn validate(&self) -> Vec<Diagnostic> {
-        let mut report = Report { world: self, diagnostics: Vec::new() };
+        let mut report = Report::new(self, Vec::new());
         report.virtual_services();
         report.destination_rules();
         report.gateways();
@@ -41,6 +43,8 @@ impl World {
 
 struct Report<'a> {
     world: &'a World,
+    /// VirtualService that takes effect for a host in a namespace: many of one host are compared with it alone.
+    routes_of: HashMap<(String, String), Option<&'a Entry<VirtualService>>>,
     diagnostics: Vec<Diagnostic>,
 }
 
@@ -61,7 +65,11 @@ impl<T> ObjectReport<'_, T> {
     }
 }
 
-impl Report<'_> {
+impl<'a> Report<'a> {
+    fn new(world: &'a World, diagnostics: Vec<Diagnostic>) -> Self {
+        Self { world, routes_of: HashMap::new(), diagnostics }
+    }
+
     fn report<T>(
         &mut self,
         about: &ObjectReport<'_, T>,

@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-impl Report<'_> {
+impl<'a> Report<'a> {
     pub(super) fn virtual_services(&mut self) {
         let written = self.world.virtual_services.iter().filter(|entry| entry.object.spec.derived.is_none());
         for entry in written {
@@ -114,14 +114,21 @@ impl Report<'_> {
         }
     }
 
+    /// Returns the oldest VirtualService of a user with HTTP rules for this host that a namespace sees.
+    fn first_of(&mut self, host: &str, namespace: &str) -> Option<&'a Entry<VirtualService>> {
+        let world = self.world;
+        *self.routes_of.entry((host.to_owned(), namespace.to_owned())).or_insert_with(|| {
+            let rivals = world.virtual_service_entries(host, namespace);
+            rivals.into_iter().find(|other| other.object.spec.derived.is_none())
+        })
+    }
+
     fn hosts(&mut self, about: &ObjectReport<'_, VirtualService>, spec: &VirtualService) {
         for (index, host) in spec.hosts.iter().enumerate() {
             let field = format!("spec.hosts[{index}]");
             let full = fqdn(host, about.namespace());
-            let rivals = self.world.virtual_service_entries(&full, about.namespace());
-            let rival = rivals
-                .iter()
-                .find(|other| other.object.spec.derived.is_none())
+            let rival = self
+                .first_of(&full, about.namespace())
                 .filter(|first| !is_same(first, about.entry) && !spec.http.is_empty());
             let rival = rival.filter(|first| super::super::mesh_hosts(&first.object).contains(&full));
             if let Some(first) = rival {
