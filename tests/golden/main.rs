@@ -44,7 +44,7 @@ const REFUSED: [(&str, &str, &str); 12] = [
     ("istiod-s-envoyfilter", "must be the last filter", "suppress_envoy_headers"),
     ("istiod-t-telemetry-kinds", "", "filter_state_objects_to_log"),
     ("istiod-x-dr-kinds", "NO_START_LINE", "crl.filename"),
-    ("istiod-y1-mesh-paths-json", "", "preserve_case"),
+    ("istiod-y1-mesh-paths-json", "", "suppress_envoy_headers"),
     ("istiod-z-gatewayapi-kinds", "NO_START_LINE", "private key"),
     ("istiod-z2-ingress", "NO_START_LINE", "private key"),
 ];
