@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use skysail_core::stdio;
 
 use super::{
-    AFTER_EFFECTS, ControlArgs, Fleet, Mesh, Server, TIMEOUT,
+    AFTER_EFFECTS, ControlArgs, Fleet, Mesh, SETTLE, Server, TIMEOUT,
     mesh::Change,
     report::{ChangeResult, Churn, Quantiles},
 };
@@ -26,6 +26,7 @@ pub(super) fn measure_change(
     let published = server.publications();
     if mesh.begin(change)? {
         settle(fleet, server, published)?;
+        fleet.rest(SETTLE)?;
     }
     let (mut moments, mut lasts, mut cpu, mut bytes, mut sidecars) =
         (Vec::new(), Vec::new(), Vec::new(), 0, 0);
@@ -50,6 +51,8 @@ pub(super) fn measure_change(
     let published = server.publications();
     if mesh.end(change)? {
         settle(fleet, server, published)?;
+        // Proxies may receive their whole configuration again.
+        fleet.rest(SETTLE)?;
     }
     cpu.sort_unstable();
     reached.sort_unstable();
