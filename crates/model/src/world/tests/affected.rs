@@ -143,7 +143,7 @@ fn a_scope_with_a_sidecar_is_affected_by_what_it_sees() {
     free.egress = None;
     for (yaml, affects) in [
         (SERVICE.replace("9000", "9001"), true),
-        (OTHER.replace("81}", "82}"), false),
+        (OTHER.replace("81}", "81, targetPort: 9000}"), false),
         (OTHER.replace("name: b", "name: c").replace("10.0.0.2", "10.0.0.3"), false),
         (routes("a", "svc", "hosts: [a]"), true),
         (routes("b", "svc", "hosts: [b]"), false),
