@@ -140,7 +140,8 @@ pub(crate) struct ControlArgs {
     seconds: Duration,
 
     /// Measure what one workload can make the control plane spend, attack by attack, while an honest sidecar is
-    /// connected. Of the other settings, those of the services except --mesh, --tls, --seconds and the last three apply.
+    /// connected. Of the other settings, those of the services except --mesh, --tls, --seconds and the last three
+    /// apply.
     #[arg(long)]
     hostile: bool,
 

@@ -162,8 +162,8 @@ impl World {
         })
     }
 
-    /// Returns whether a DestinationRule of a host (full name) selects endpoints by a hash. Routes to the host then have
-    /// the hash policy.
+    /// Returns whether a DestinationRule of a host (full name) selects endpoints by a hash. Routes to the host then
+    /// have the hash policy.
     pub(super) fn hashes(&self, host: &str) -> bool {
         let wild = self.destination_rule_hosts.wildcards(host);
         let names = wild.flat_map(|pattern| self.destination_rule_hosts.get(pattern));

@@ -110,7 +110,7 @@ impl ChangeSet {
         self.rule_hosts.iter().any(|(namespace, host)| names(namespace, host))
             || hosts.into_iter().any(has_host)
             || self.services.iter().any(sees)
-            // The name table and the listeners have the services; without any, the estimate is about none in particular.
+            // The name table and the listeners have the services. Without services, any may differ.
             || self.names && self.services.is_empty()
     }
 

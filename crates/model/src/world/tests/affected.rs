@@ -146,8 +146,8 @@ fn a_scope_with_a_sidecar_is_affected_by_what_it_sees() {
         (OTHER.replace("81}", "81, targetPort: 9000}"), false),
         (OTHER.replace("name: b", "name: c").replace("10.0.0.2", "10.0.0.3"), false),
         (routes("a", "svc", "hosts: [a]"), true),
-        (routes("b", "svc", "hosts: [b]"), false),
-        (routes("other", "svc", "hosts: [other.example.com]"), false),
+        (routes("b", "svc", "hosts: [b]").replace("host: a", "host: b"), false),
+        (routes("other", "svc", "hosts: [other.example.com]").replace("host: a", "host: b"), false),
         (rule("r", "svc", "trafficPolicy: {connectionPool: {tcp: {maxConnections: 7}}}"), true),
     ] {
         let changed = changes(&mut world, &yaml);
