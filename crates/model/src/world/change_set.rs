@@ -235,7 +235,8 @@ impl World {
         let Some(rule) = rule else { return ChangeSet::nothing() };
         let host = hosts::fqdn(&rule.spec.host, namespace);
         let services: Vec<_> = self.all_of_host(&host).collect();
-        if services.is_empty() {
+        // A rule with a wildcard also applies to services with narrower hosts.
+        if services.is_empty() || host.starts_with('*') {
             return ChangeSet::everything();
         }
         let name =

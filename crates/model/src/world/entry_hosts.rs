@@ -203,7 +203,7 @@ impl World {
             if host.starts_with('*') {
                 changes.gateway_routes = true;
             } else {
-                changes.gateways.extend(self.gateways_of_host(&host).gateways);
+                changes.add(self.gateways_of_host(&host));
             }
             for (namespace, _) in self.entry_hosts.get(&host) {
                 changes.rule_hosts.insert((namespace.clone(), host.clone()));

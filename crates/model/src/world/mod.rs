@@ -190,12 +190,13 @@ impl World {
         let mut changes = self.changes_of(&key);
         let mut affects_topology = self.affects_topology(&key);
         let imports = self.imports_of(&key);
-        let mesh = self.mesh.as_ref().filter(|_| affects_topology).map(|entry| Arc::clone(&entry.object));
+        let is_mesh = key.kind == Kind::ConfigMap && key.name == mesh_config::NAME && affects_topology;
+        let mesh = self.mesh.as_ref().filter(|_| is_mesh).map(|entry| Arc::clone(&entry.object));
         let changed = self.put(object, origin);
         if changed {
             changes.add(self.changes_of(&key));
             changes.add(self.changes_of_imports(&imports, &self.imports_of(&key)));
-            if key.kind == Kind::ConfigMap && mesh.is_some_and(|mesh| self.has_same_mesh(&mesh.spec)) {
+            if mesh.is_some_and(|mesh| self.has_same_mesh(&mesh.spec)) {
                 // The networks have an effect through the topology alone.
                 changes = ChangeSet::default();
             }

@@ -170,3 +170,45 @@ fn a_sidecar_differs_from_others_by_the_assignment_of_views() {
     assert!(changes(&mut world, &root).everything);
     assert!(!before.differs_by_sidecars(&world.grouping()));
 }
+
+const ENTRIES: &str = "
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: wide, namespace: svc}
+spec: {hosts: ['*.example.com'], ports: [{number: 443, name: tls, protocol: TLS}], resolution: NONE}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: narrow, namespace: svc}
+spec: {hosts: [api.example.com], ports: [{number: 80, name: http, protocol: HTTP}], resolution: DNS}
+";
+
+#[test]
+fn a_rule_of_a_wildcard_affects_narrower_hosts() {
+    let mut world = settled(ENTRIES);
+    let rule =
+        rule("r", "svc", "trafficPolicy: {tls: {mode: SIMPLE}}").replace("host: a", "host: '*.example.com'");
+    assert!(rule.contains("*.example.com"), "{rule}");
+    assert!(changes(&mut world, &rule).everything);
+}
+
+#[test]
+fn an_entry_affects_all_gateways_if_a_service_is_an_alias() {
+    let alias = "---\napiVersion: v1\nkind: Service\nmetadata: {name: alias, namespace: svc}\n\
+                 spec: {type: ExternalName, externalName: api.example.com, ports: [{name: http, port: 80}]}\n";
+    let mut world = settled(&format!("{ENTRIES}{alias}"));
+    assert!(changes(&mut world, &ENTRIES.replace("number: 80", "number: 81")).gateway_routes);
+}
+
+#[test]
+fn allocated_addresses_affect_all_clients_beside_a_mesh_configuration() {
+    let config = |name: &str, data: &str| {
+        format!(
+            "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}, namespace: istio-system}}\ndata: {data}\n"
+        )
+    };
+    let mut world = settled(&format!("{ENTRIES}{}", config("istio", "{mesh: ''}")));
+    let addresses = config("skysail-addresses", "{api.example.com: 240.240.0.9}");
+    assert!(changes(&mut world, &addresses).everything);
+}
