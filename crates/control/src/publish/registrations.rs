@@ -57,32 +57,43 @@ struct Health {
 }
 
 impl Registrations {
-    /// Counts a connection. `checked` is the entry of a machine whose health is checked. Returns false if the identity
-    /// has too many entries.
+    /// Counts a connection. `checked` is the entry of a machine whose health is checked. Returns whether the entry is to
+    /// be in the World.
+    ///
+    /// # Errors
+    /// Fails with the reason if the identity may not have the entry.
     fn enter(
         &mut self,
         name: &EntryName,
         identity: &Arc<str>,
         checked: Option<Typed<WorkloadEntry>>,
-    ) -> bool {
+    ) -> Result<bool, String> {
         if let Some(known) = self.0.get_mut(name) {
+            if known.identity != *identity {
+                return Err("another identity has registered this WorkloadEntry".to_owned());
+            }
             known.connections += 1;
             known.left = None;
             known.health = match (known.health.take(), checked) {
                 // The last report holds until the next one.
                 (Some(health), Some(entry)) => Some(Health { entry, ..health }),
                 (None, Some(entry)) => Some(Health { entry, healthy: true, exists: true, is_applied: false }),
+                // A second connection that checks nothing does not end the checks of the first.
+                (Some(health), None) if known.connections > 1 => Some(health),
                 (_, None) => None,
             };
-            return true;
+            return Ok(known.health.as_ref().is_none_or(|health| health.exists));
         }
         if self.0.values().filter(|known| known.identity == *identity).count() >= MAX_ENTRIES {
-            return false;
+            return Err(format!(
+                "this identity has {MAX_ENTRIES} registered WorkloadEntries, which is the limit"
+            ));
         }
         let health = checked.map(|entry| Health { entry, healthy: false, exists: false, is_applied: false });
         let new = Registration { identity: Arc::clone(identity), connections: 1, left: None, health };
+        let exists = new.health.is_none();
         self.0.insert(name.clone(), new);
-        true
+        Ok(exists)
     }
 
     /// Records a health report. Returns whether a task is to be started that applies it.
@@ -187,20 +198,18 @@ impl Publisher {
         let (publisher, key, identity) = (Arc::clone(self), name.clone(), Arc::clone(&client.accounted_to));
         let is_checked = self.read().world.awaits_health(&client.node);
         let apply = move || {
-            let mut is_counted = false;
+            let mut entered = Ok(false);
             let is_new = publisher.change_registered(|state| {
                 let checked = is_checked.then(|| entry.clone());
-                is_counted = state.registrations.enter(&key, &identity, checked);
-                is_counted && !is_checked && state.world.register(entry)
+                entered = state.registrations.enter(&key, &identity, checked);
+                // The labels and the locality may differ from those of an earlier connection.
+                entered == Ok(true) && state.world.register(entry)
             });
-            (is_counted, is_new)
+            entered.map(|_| is_new)
         };
-        let (is_counted, is_new) = tokio::task::spawn_blocking(apply).await.unwrap_or_default();
-        if !is_counted {
-            let reason =
-                format!("this identity has {MAX_ENTRIES} registered WorkloadEntries, which is the limit");
-            return Err(Refused::Registration(reason));
-        }
+        let entered = tokio::task::spawn_blocking(apply).await;
+        let is_new = entered.unwrap_or_else(|_| Err("the registration panicked".to_owned()));
+        let is_new = is_new.map_err(Refused::Registration)?;
         if is_new {
             info!(namespace = name.0, entry = name.1, group = client.node.group, "WorkloadEntry registered");
         }
