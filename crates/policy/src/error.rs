@@ -293,10 +293,8 @@ impl Error {
             ),
             Kind::SecretsMissing(names) => ErrorResponse {
                 details: Cow::Owned(one_word(&format!("secrets_missing{{{names}}}"))),
-                body: Cow::Owned(format!(
-                    "the control plane has not sent a secret that this host needs: {names}"
-                )),
-                ..plain(503, Flags::DU, "", "")
+                // The names are for the log alone: they may tell a client about the mesh.
+                ..plain(503, Flags::DU, "", "the control plane has not sent a secret that this host needs")
             },
             Kind::NoHealthyUpstream => plain(503, Flags::UH, "no_healthy_upstream", "no healthy upstream"),
             Kind::DnsFailed => plain(503, Flags::DF, "dns_resolution_failure", "DNS resolution failure"),
@@ -468,7 +466,7 @@ mod tests {
                 503,
                 "DU",
                 "secrets_missing{kubernetes://a,_kubernetes://b}",
-                "the control plane has not sent a secret that this host needs: kubernetes://a, kubernetes://b",
+                "the control plane has not sent a secret that this host needs",
             ),
             (Error::new(Kind::Overloaded), 503, "OM", "overload", "envoy overloaded"),
             (Error::new(Kind::ResponseTimeout), 504, "UT", "response_timeout", "upstream request timeout"),

@@ -16,7 +16,7 @@ pub struct HeadLimits {
     /// Maximum size in bytes.
     pub max_head: usize,
     /// Maximum number of header fields.
-    pub max_headers: usize,
+    pub max_headers: u32,
     /// Whether the head keeps the spelling of the names.
     pub keep_case: bool,
 }
@@ -293,7 +293,7 @@ fn fields(headers: &mut Headers, mut at: usize, limits: &HeadLimits) -> Result<(
         while from < to && is_blank(text[to - 1]) {
             to -= 1;
         }
-        if headers.len() >= limits.max_headers {
+        if headers.len() >= limits.max_headers as usize {
             return Err(Malformed::new(431, "http1.too_many_headers"));
         }
         headers.index_field(at..colon, from..to);

@@ -92,6 +92,7 @@ impl Cluster {
     /// Returns the limits on the heads of responses.
     pub fn head_limits(&self) -> http1::HeadLimits {
         let Self { max_head, max_headers, keep_case, .. } = *self;
+        let max_headers = u32::try_from(max_headers).unwrap_or(u32::MAX);
         http1::HeadLimits { max_head, max_headers, keep_case }
     }
 

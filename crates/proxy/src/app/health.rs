@@ -199,12 +199,14 @@ async fn check_response(
 ) -> anyhow::Result<()> {
     let is_host = |header: &&ProbeHeader| header.name.eq_ignore_ascii_case("host");
     let host = http.http_headers.iter().find(is_host).map_or(host, |header| &header.value);
+    let headers = http.http_headers.iter().flat_map(|header| [&*header.name, &*header.value]);
+    let is_valid = !headers.chain([&*http.path, host]).any(|text| text.contains(char::is_control));
+    ensure!(is_valid && !http.path.contains(' '), "the path or a header of the probe is not valid");
     let slash = if http.path.starts_with('/') { "" } else { "/" };
     let mut request = format!("GET {slash}{} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n", http.path);
     for ProbeHeader { name, value } in http.http_headers.iter().filter(|header| !is_host(header)) {
         request += &format!("{name}: {value}\r\n");
     }
-    ensure!(!http.path.contains(['\r', '\n', ' ']), "the path {:?} is not valid", http.path);
     stream.write_all(format!("{request}\r\n").as_bytes()).await?;
     let mut line = Vec::new();
     while !line.contains(&b'\n') {

@@ -312,7 +312,11 @@ fn from_mesh(
     configuration: Arc<Configuration>,
 ) -> anyhow::Result<Forever> {
     let token = mesh.token.clone();
-    let probe = Probe::of_node(&mesh.node)?;
+    let probe = Probe::of_node(&mesh.node).unwrap_or_else(|error| {
+        // Without reports, the control plane keeps the workload out of load balancing.
+        tracing::error!("the health of the workload is not checked: {error:#}");
+        None
+    });
     let own = OwnCertificate::new(&secrets, mesh, node.clone(), mark)?;
     let remote = own.remote.clone();
     let node = with_capabilities(node, Form::Delta);

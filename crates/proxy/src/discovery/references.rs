@@ -19,7 +19,10 @@ use skysail_policy::config::{
 type ClusterSlots = BTreeMap<Arc<str>, Slot<Cluster>>;
 type Listeners = BTreeMap<Arc<str>, Slot<Listener>>;
 
-/// Returns the secrets for which the clusters of a virtual host wait, separated by commas; `None` for none.
+/// Maximum number of secrets that an access log entry names.
+const MAX_NAMED: usize = 3;
+
+/// Returns the first secrets for which the clusters of a virtual host wait, separated by commas; `None` for none.
 pub(super) fn missing_secrets(
     host: &VirtualHost,
     clusters: &ClusterSlots,
@@ -31,7 +34,10 @@ pub(super) fn missing_secrets(
         matches.chain(&accepted.value.tls)
     });
     let names: BTreeSet<&str> = contexts.flat_map(|context| tls.missing(context)).collect();
-    (!names.is_empty()).then(|| Vec::from_iter(names).join(", ").into())
+    let first: Vec<&str> = names.iter().take(MAX_NAMED).copied().collect();
+    let others = names.len() - first.len();
+    let more = if others > 0 { format!(" and {others} others") } else { String::new() };
+    (!names.is_empty()).then(|| format!("{}{more}", first.join(", ")).into())
 }
 
 /// Checks the clusters of a listener's own route tables (`validate_clusters`).

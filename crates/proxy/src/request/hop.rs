@@ -17,6 +17,7 @@ use skysail_policy::config::{HttpManager, http::ServerHeader};
 /// Returns the limits of a request's head.
 pub(crate) fn limits(manager: &HttpManager) -> HeadLimits {
     let HttpManager { max_head, max_headers, keep_case, .. } = *manager;
+    let max_headers = u32::try_from(max_headers).unwrap_or(u32::MAX);
     HeadLimits { max_head, max_headers, keep_case }
 }
 
