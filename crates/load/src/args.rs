@@ -6,6 +6,9 @@ use anyhow::{Context as _, ensure};
 
 use crate::{go, pace::PaceSettings};
 
+/// Maximum number of streams of all connections.
+const MAX_SENDERS: u64 = 100_000;
+
 /// Settings of `skysail load`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -18,7 +21,7 @@ pub struct LoadArgs {
     pub(crate) url: Option<String>,
 
     /// Requests per second over all connections; 0 for the maximum, where each connection sends its next request when
-    /// it has the last response.
+    /// it has the response to the previous one.
     #[arg(long, value_name = "N", default_value_t = 8.0, value_parser = rate)]
     qps: f64,
 
@@ -115,7 +118,7 @@ pub struct LoadArgs {
     #[arg(short = 's', value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub(crate) streams: u32,
 
-    /// Use a connection for more than one request.
+    /// Use a connection for more than one request. Without it, each connection is reset after its response.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", require_equals = true, default_value_t = true, action = clap::ArgAction::Set)]
     pub(crate) keepalive: bool,
 
@@ -167,7 +170,7 @@ pub struct LoadArgs {
     #[arg(long)]
     pub(crate) allow_initial_errors: bool,
 
-    /// Labels in the result. Default: the target and the host name.
+    /// Labels in the result. Default: the URL.
     #[arg(long, value_name = "TEXT")]
     pub(crate) labels: Option<String>,
 
@@ -239,6 +242,8 @@ impl LoadArgs {
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         ensure!(!self.timeout.is_zero(), "-timeout must be above 0");
         ensure!(!self.ping || self.grpc, "-ping needs -grpc");
+        let senders = u64::from(self.connections) * u64::from(self.streams);
+        ensure!(senders <= MAX_SENDERS, "-c times -s is {senders}; at most {MAX_SENDERS} are possible");
         if let Some((least, most)) = self.connection_reuse {
             ensure!(least > 0 && least <= most, "-connection-reuse needs MIN:MAX with 0 < MIN ≤ MAX");
         }
@@ -249,8 +254,9 @@ impl LoadArgs {
 fn rate(text: &str) -> Result<f64, String> {
     match text.parse() {
         _ if text == "max" => Ok(0.0),
-        Ok(rate) if (0.0..=1e9).contains(&rate) => Ok(rate),
-        _ => Err("must be a number from 0 to 1,000,000,000, or max".to_owned()),
+        // As in Fortio, a negative rate is the maximum.
+        Ok(rate) if rate <= 1e9 => Ok(f64::max(rate, 0.0)),
+        _ => Err("must be a number up to 1,000,000,000, or max".to_owned()),
     }
 }
 

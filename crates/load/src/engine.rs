@@ -76,6 +76,8 @@ struct Engine<'a> {
     start: u64,
     tally: Tally,
     interval: Interval,
+    /// When timeouts are checked next.
+    next_check: u64,
     /// Number of connections that still send.
     active: usize,
     /// The load has not begun; each connection sends one request, which is not recorded.
@@ -102,7 +104,7 @@ pub(crate) fn run(
     let start = shared.wait_ready();
     let mut engine = prepared?;
     engine.start = start;
-    engine.run()?;
+    engine.run().inspect_err(|_| shared.stop())?;
     Ok(engine.finish())
 }
 
@@ -131,6 +133,7 @@ impl<'a> Engine<'a> {
             epoll,
             timer,
             armed: 0,
+            next_check: 0,
             active: connections.len(),
             connections,
             paces: indices.map(|index| settings.of_connection(index)).collect(),
@@ -171,7 +174,7 @@ impl<'a> Engine<'a> {
         let cpu = clock::thread_cpu();
         let now = clock::now().saturating_sub(self.start);
         for at in 0..self.connections.len() {
-            self.schedule(at, now)?;
+            self.wait(at, now);
         }
         let duration = self.args.duration().map_or(u64::MAX, nanoseconds);
         let give_up = self.start.saturating_add(duration).saturating_add(nanoseconds(self.args.timeout));
@@ -197,6 +200,8 @@ impl<'a> Engine<'a> {
         for (connection, pace) in self.connections.iter().zip(&self.paces) {
             self.tally.skipped += pace.skipped;
             self.tally.unsent += pace.left_before(ended);
+            // A load that is ended early has requests in progress.
+            self.tally.unsent += u64::from(connection.is_busy() && !self.shared.is_stopped());
             self.tally.sockets.push(connection.sockets);
         }
         self.tally
@@ -233,7 +238,8 @@ impl<'a> Engine<'a> {
                 self.ready(usize::try_from(event.data())?, event.events())?;
             }
         }
-        if count == 0 || now.saturating_sub(self.armed) > TURN {
+        if now >= self.next_check {
+            self.next_check = now + TURN;
             self.check_timeouts()?;
         }
         Ok(())
@@ -248,6 +254,14 @@ impl<'a> Engine<'a> {
             Some(due) => self.waiting.push(Reverse((due, at))),
         }
         Ok(())
+    }
+
+    /// Takes the next due time of a free connection, and sends at the next turn at the earliest.
+    fn wait(&mut self, at: usize, now: u64) {
+        match self.paces[at].next(now, &mut self.rng) {
+            None => self.active -= 1,
+            Some(due) => self.waiting.push(Reverse((due, at))),
+        }
     }
 
     /// Begins a request.
@@ -288,7 +302,13 @@ impl<'a> Engine<'a> {
             self.tally.record_size(head, body);
         }
         self.shared.check_abort(outcome);
-        self.schedule(at, ended.saturating_sub(self.start))
+        let now = ended.saturating_sub(self.start);
+        if size.is_some() {
+            return self.schedule(at, now);
+        }
+        // A failure may be immediate. The next request then waits for the next turn.
+        self.wait(at, now);
+        Ok(())
     }
 
     /// Gives up requests that have lasted longer than the timeout.

@@ -15,17 +15,27 @@ pub struct Head {
     pub keep_alive: bool,
     /// The body is chunked.
     pub chunked: bool,
+    /// The value of `content-length` is not a number.
+    pub has_invalid_length: bool,
 }
 
 /// Parses the head of a message; `None` while it is incomplete.
 pub fn head(bytes: &[u8]) -> Option<Head> {
     let length = memmem::find(bytes, b"\r\n\r\n")? + 4;
-    let mut head = Head { length, content_length: None, close: false, keep_alive: false, chunked: false };
+    let mut head = Head {
+        length,
+        content_length: None,
+        close: false,
+        keep_alive: false,
+        chunked: false,
+        has_invalid_length: false,
+    };
     let mut rest = &bytes[..length - 2];
     while let Some(end) = memchr(b'\n', rest) {
         rest = &rest[end + 1..];
         if let Some(value) = value_of(rest, b"content-length:") {
             head.content_length = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+            head.has_invalid_length = head.content_length.is_none();
         } else if let Some(value) = value_of(rest, b"connection:") {
             head.close = value.eq_ignore_ascii_case(b"close");
             head.keep_alive = value.eq_ignore_ascii_case(b"keep-alive");
@@ -130,6 +140,7 @@ mod tests {
             close: false,
             keep_alive: false,
             chunked: false,
+            has_invalid_length: false,
         };
         assert_eq!(head, expected);
         assert_eq!(status(text), 200);

@@ -56,6 +56,7 @@ pub(crate) enum LoadCommand {
 /// # Errors
 /// The target cannot be reached, or the result cannot be written.
 pub fn run(args: &LoadArgs) -> anyhow::Result<bool> {
+    skysail_core::descriptors::raise();
     match &args.command {
         Some(LoadCommand::Server(args)) => server::run(args).map(|()| true),
         Some(LoadCommand::Report(args)) => report::run(args).map(|()| true),

@@ -78,17 +78,19 @@ impl Pace {
         if !self.catch_up {
             let overdue = ((now as f64 - self.first) / interval).floor() - self.next as f64;
             if overdue >= 1.0 {
-                self.skipped += overdue as u64;
-                self.next += overdue as u64;
+                let last = ((self.end as f64 - self.first) / interval).ceil().max(0.0) as u64;
+                let overdue = (overdue as u64).min(last.min(self.count).saturating_sub(self.next));
+                self.skipped += overdue;
+                self.next += overdue;
             }
         }
-        let deviation = if self.jitter { (rng.f64() * 2.0 - 1.0) * JITTER } else { 0.0 };
-        let due = (self.first + (self.next as f64 + deviation) * interval).max(0.0) as u64;
-        if self.next >= self.count || due >= self.end {
+        let due = self.first + self.next as f64 * interval;
+        if self.next >= self.count || due as u64 >= self.end {
             return None;
         }
         self.next += 1;
-        Some(due)
+        let deviation = if self.jitter { (rng.f64() * 2.0 - 1.0) * JITTER * interval } else { 0.0 };
+        Some((due + deviation).max(0.0) as u64)
     }
 
     /// Returns whether requests are due at fixed times.

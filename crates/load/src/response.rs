@@ -119,7 +119,7 @@ impl ResponseReader {
             return Err(Invalid::Response);
         }
         let status = http1::status(bytes);
-        if !(100..1_000).contains(&status) {
+        if !(100..1_000).contains(&status) || head.has_invalid_length {
             return Err(Invalid::Response);
         }
         if status < 200 && status != 101 {
@@ -200,6 +200,7 @@ mod tests {
         for (text, expected) in [
             ("SSH-2.0-x\r\n\r\n", Invalid::Response),
             ("HTTP/1.1 abc\r\n\r\n", Invalid::Response),
+            ("HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n", Invalid::Response),
             ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n", Invalid::Chunk),
             ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nabc", Invalid::Chunk),
             ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1111111111111111\r\n", Invalid::Chunk),

@@ -39,8 +39,12 @@ struct Thread {
 
 /// One sender of requests.
 struct Sender {
+    thread: Rc<Thread>,
     connection: Rc<SharedConnection>,
     pace: Pace,
+    /// Start of the load; 0 before it.
+    start: u64,
+    is_busy: bool,
 }
 
 /// Sends the requests of the connections with these indices. Returns the results when all have ended.
@@ -63,7 +67,7 @@ pub(crate) fn run(
     let start = shared.wait_ready();
     let (runtime, local, (thread, senders)) = prepared?;
     let cpu = clock::thread_cpu();
-    local.block_on(&runtime, send(&thread, senders, start))?;
+    local.block_on(&runtime, send(&thread, senders, start)).inspect_err(|_| shared.stop())?;
     drop(local);
     let mut tally = thread.tally.replace(Tally::new()?);
     tally.cpu = clock::thread_cpu() - cpu;
@@ -94,6 +98,9 @@ async fn warm_up(
     let settings = args.pace(u64::from(args.connections) * streams);
     let mut senders = Vec::new();
     for index in indices {
+        if shared.is_stopped() {
+            bail!("the load was ended before it began");
+        }
         let connection = Rc::new(SharedConnection::new(args));
         let (outcome, _) = exchange(&thread, &connection).await;
         if !outcome.is_success() && !args.allow_initial_errors {
@@ -105,8 +112,11 @@ async fn warm_up(
             bail!("the first request to {} {reason}; -allow-initial-errors begins anyway", target.url);
         }
         senders.extend((0..streams).map(|stream| Sender {
+            thread: Rc::clone(&thread),
             connection: Rc::clone(&connection),
             pace: settings.of_connection(index * streams + stream),
+            start: 0,
+            is_busy: false,
         }));
     }
     Ok((thread, senders))
@@ -122,7 +132,7 @@ async fn send(thread: &Rc<Thread>, senders: Vec<Sender>, start: u64) -> anyhow::
     }
     let mut tasks = JoinSet::new();
     for sender in senders {
-        tasks.spawn_local(sender.run(Rc::clone(thread), start));
+        tasks.spawn_local(sender.run(start));
     }
     let duration = thread.args.duration().map_or(u64::MAX, nanoseconds);
     let give_up = start.saturating_add(duration).saturating_add(nanoseconds(thread.args.timeout));
@@ -142,6 +152,8 @@ async fn send(thread: &Rc<Thread>, senders: Vec<Sender>, start: u64) -> anyhow::
             }
         }
     }
+    // Senders that have not ended count what they have not sent.
+    tasks.shutdown().await;
     thread.shared.report(&mut thread.interval.borrow_mut());
     let mut tally = thread.tally.borrow_mut();
     tally.sockets = connections.iter().map(|connection| connection.sockets()).collect();
@@ -150,8 +162,9 @@ async fn send(thread: &Rc<Thread>, senders: Vec<Sender>, start: u64) -> anyhow::
 
 impl Sender {
     /// Sends requests until none is due any more.
-    async fn run(mut self, thread: Rc<Thread>, start: u64) {
-        let mut rng = fastrand::Rng::new();
+    async fn run(mut self, start: u64) {
+        self.start = start;
+        let (thread, mut rng) = (Rc::clone(&self.thread), fastrand::Rng::new());
         while !thread.shared.is_stopped() {
             let now = clock::now();
             let Some(due) = self.pace.next(now.saturating_sub(start), &mut rng) else { break };
@@ -162,7 +175,9 @@ impl Sender {
                 thread.tally.borrow_mut().lateness.saturating_record(late);
             }
             let sent = clock::now();
+            self.is_busy = true;
             let (outcome, size) = exchange(&thread, &self.connection).await;
+            self.is_busy = false;
             let ended = clock::now();
             let due = if thread.args.from_sent || !self.pace.is_open_loop() { sent } else { due };
             let mut tally = thread.tally.borrow_mut();
@@ -173,9 +188,19 @@ impl Sender {
             thread.interval.borrow_mut().record(ended.saturating_sub(due), outcome.is_success());
             thread.shared.check_abort(outcome);
         }
-        let mut tally = thread.tally.borrow_mut();
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        if self.start == 0 {
+            return;
+        }
+        let mut tally = self.thread.tally.borrow_mut();
         tally.skipped += self.pace.skipped;
-        tally.unsent += self.pace.left_before(clock::now().saturating_sub(start));
+        tally.unsent += self.pace.left_before(clock::now().saturating_sub(self.start));
+        // A load that is ended early has requests in progress.
+        tally.unsent += u64::from(self.is_busy && !self.thread.shared.is_stopped());
     }
 }
 
@@ -183,10 +208,10 @@ impl Sender {
 async fn exchange(thread: &Thread, connection: &SharedConnection) -> (Outcome, Option<u64>) {
     match timeout(thread.args.timeout, connection.exchange(thread)).await {
         Ok(Ok((outcome, size))) => (outcome, Some(size)),
-        Ok(Err(failure)) => {
-            connection.discard();
-            (Outcome::Failed(failure), None)
+        Ok(Err(failure)) => (Outcome::Failed(failure), None),
+        Err(_) => {
+            connection.discard(connection.sockets());
+            (Outcome::Failed(Failure::Timeout), None)
         }
-        Err(_) => (Outcome::Failed(Failure::Timeout), None),
     }
 }

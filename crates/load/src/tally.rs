@@ -97,7 +97,7 @@ pub(crate) struct Tally {
     last: (Outcome, u64),
     /// Requests that were skipped, because they were overdue.
     pub(crate) skipped: u64,
-    /// Requests that were due and not sent, because their connections were busy until the end.
+    /// Requests that were due and had not been sent at the end, or had no response.
     pub(crate) unsent: u64,
     /// Number of sockets that each connection used.
     pub(crate) sockets: Vec<u64>,

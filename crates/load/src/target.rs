@@ -65,6 +65,11 @@ impl Target {
             "tcp" | "tls" => (scheme == "tls", Protocol::Tcp),
             other => bail!("scheme {other} of {url} is unknown; use http, https, grpc, grpcs, tcp or tls"),
         };
+        let authority = uri.authority().map_or("", |authority| authority.as_str());
+        ensure!(
+            !authority.contains('@'),
+            "{url} has a user name, which is not supported; use -H 'Authorization: …'"
+        );
         let host = uri.host().filter(|host| !host.is_empty());
         let host = host.with_context(|| format!("{url} names no host"))?.trim_matches(['[', ']']).to_owned();
         let port = match (uri.port_u16(), protocol, is_tls) {
@@ -109,10 +114,13 @@ impl Target {
         for (name, value) in self.headers.iter().filter(|(name, _)| name != "host") {
             write!(request, "{name}: {value}\r\n")?;
         }
-        if !self.payload.is_empty() || self.method == "POST" || self.method == "PUT" {
+        let has = |name: &str| self.headers.iter().any(|(given, _)| given == name);
+        let needs_length = !self.payload.is_empty() || self.method == "POST" || self.method == "PUT";
+        if needs_length && !has("content-length") {
             write!(request, "content-length: {}\r\n", self.payload.len())?;
         }
         match (is_version_10, is_last) {
+            _ if has("connection") => {}
             (false, true) => request.extend_from_slice(b"connection: close\r\n"),
             (true, false) => request.extend_from_slice(b"connection: keep-alive\r\n"),
             _ => {}
@@ -138,7 +146,7 @@ fn address(args: &LoadArgs, host: &str, port: u16) -> anyhow::Result<(SockAddr, 
                 let found =
                     (host, port).to_socket_addrs().with_context(|| format!("cannot look up {host}"))?;
                 let mut found: Vec<SocketAddr> = found.collect();
-                // As a server on all addresses usually has both, the family that all hosts support comes first.
+                // IPv4 comes first.
                 found.sort_by_key(SocketAddr::is_ipv6);
                 *found.first().with_context(|| format!("{host} has no address"))?
             }

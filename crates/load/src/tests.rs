@@ -130,6 +130,63 @@ fn slow_responses_delay_later_requests_in_the_open_loop_only() {
 }
 
 #[test]
+fn no_request_is_sent_before_the_start() {
+    let address = http1();
+    for flags in ["-qps 0", "-qps 10000 -uniform=false"] {
+        let result = load(&format!("{flags} -n 40 -c 4 http://{address}/"));
+        assert!(result.actual_duration > 0 && result.actual_qps < 1e9, "{}", result.actual_qps);
+        assert!(result.duration_histogram.min > 1e-6, "{flags}: {}", result.duration_histogram.min);
+    }
+}
+
+#[test]
+fn a_request_without_a_response_ends_beside_others() {
+    let address = http1();
+    // A tenth of the requests have no response in time, and the others keep the timer busy.
+    let url = format!("http://{address}/?delay=20s:10");
+    let result = load(&format!("-qps 200 -n 100 -c 4 -timeout 100ms -allow-initial-errors {url}"));
+    assert_eq!(result.duration_histogram.count, 100, "{:?}", result.ret_codes);
+    assert!(result.failures.contains_key("timeout"), "{:?}", result.failures);
+}
+
+#[test]
+fn requests_that_are_not_sent_in_time_are_counted() {
+    let (one, two) = (http1(), http2());
+    for flags in [format!("http://{one}/"), format!("-h2 http://{two}/")] {
+        let result = load(&format!("-qps 1000 -t 200ms -c 1 -timeout 300ms {flags}?delay=100ms"));
+        let (sent, unsent) = (result.duration_histogram.count, result.unsent);
+        assert_eq!(sent + unsent, 200, "{flags}");
+        assert!(unsent > 150, "{flags}: {unsent}");
+    }
+}
+
+#[test]
+fn failures_at_once_do_not_nest() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("none");
+    let line =
+        format!("-qps 0 -n 20000 -c 1 -allow-initial-errors -unix-socket {} http://x/", path.display());
+    assert_eq!(load(&line).failures.get("connect"), Some(&20_000));
+}
+
+#[test]
+fn many_requests_at_once_do_not_fill_the_memory_of_the_server() {
+    let mut stream = TcpStream::connect(http1()).unwrap();
+    let count = 50;
+    let requests = "GET /?delay=1ms&size=1048576 HTTP/1.1\r\nhost: a\r\n\r\n".repeat(count);
+    stream.write_all(requests.as_bytes()).unwrap();
+    // The responses do not fit into the buffers of the socket.
+    let (mut read, mut buffer) = (0, vec![0; 1 << 20]);
+    while read < count << 20 {
+        read += stream.read(&mut buffer).unwrap();
+    }
+    write!(stream, "POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nxGET / HTTP/1.1\r\n\r\n").unwrap();
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("HTTP/1.1 400 ") && !rest.ends_with("200 OK"), "{rest}");
+}
+
+#[test]
 fn an_outcome_can_abort_the_load() {
     let address = http1();
     let result = load(&format!(

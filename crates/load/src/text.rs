@@ -47,8 +47,14 @@ fn requests(result: &RunResult) -> String {
 }
 
 fn responses(result: &RunResult) -> String {
-    let codes = result.ret_codes.iter().filter(|(code, _)| !matches!(code.as_str(), "-1" | "ERROR"));
-    let text = counts(codes);
+    // Requests without a response have a line of their own.
+    let mut codes = result.ret_codes.clone();
+    codes.remove("-1");
+    if let Some(count) = codes.get_mut("ERROR") {
+        *count -= result.failures.values().sum::<u64>().min(*count);
+    }
+    codes.retain(|_, count| *count > 0);
+    let text = counts(codes.iter());
     if text.is_empty() { "none".to_owned() } else { text }
 }
 

@@ -24,6 +24,9 @@ use crate::{
     worker::failure_of,
 };
 
+/// Maximum number of reads for an event of a socket in plain text.
+const MAX_READS: u32 = 16;
+
 /// Result of a step.
 pub(super) enum Step {
     /// The request is in progress, or there is none.
@@ -165,9 +168,14 @@ impl Connection {
             }
         }
         if events.intersects(EpollFlags::EPOLLIN | EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR) {
-            return Ok(self.receive());
+            return Ok(self.receive(requests));
         }
         Ok(Step::Pending)
+    }
+
+    /// Returns whether a request is in progress.
+    pub(super) fn is_busy(&self) -> bool {
+        self.request.is_some()
     }
 
     /// Returns whether a request in progress was sent before this time.
@@ -212,8 +220,10 @@ impl Connection {
         }
     }
 
-    fn receive(&mut self) -> Step {
+    fn receive(&mut self, requests: &Requests) -> Step {
+        let mut reads = 0;
         loop {
+            reads += 1;
             let Some(stream) = &mut self.stream else { return Step::Pending };
             let room = self.input.len() - self.filled;
             let length = match stream.read(&mut self.input[self.filled..]) {
@@ -258,13 +268,16 @@ impl Connection {
             };
             if let Some(step) = step {
                 self.left -= 1;
-                if self.left == 0 {
+                // After a response that came early, or with further bytes, the next one cannot be told from it.
+                let request = self.request.as_ref();
+                let is_early = request.is_some_and(|one| one.written < requests.of(one.is_last).len());
+                if self.left == 0 || is_early || self.filled > 0 {
                     self.close();
                 }
                 return step;
             }
-            // A short read has emptied the socket; TLS may hold more.
-            if length < room && matches!(stream, Stream::Plain(_)) {
+            // A short read has emptied the socket; TLS may hold more. Other connections take turns with a long body.
+            if (length < room || reads == MAX_READS) && matches!(stream, Stream::Plain(_)) {
                 return Step::Pending;
             }
         }

@@ -8,6 +8,7 @@ use std::{
     io::{self, ErrorKind, Read as _, Write as _},
     net::{TcpListener, TcpStream},
     os::fd::{AsFd as _, AsRawFd as _},
+    time::Duration,
 };
 
 use nix::sys::{
@@ -27,9 +28,15 @@ const MAX_BODY: usize = 1 << 20;
 /// Maximum of the head of a request.
 const MAX_HEAD: usize = 64 << 10;
 const FIRST_BUFFER: usize = 16 << 10;
+/// Size of the output from which further requests of a connection wait until it is sent.
+const MAX_OUTPUT: usize = 1 << 20;
+/// Pause after a connection could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 /// Data of the listeners' events, which no connection has.
 const HTTP: u64 = u64::MAX;
 const TCP: u64 = u64::MAX - 1;
+/// Response to a request whose body is invalid.
+const BAD_REQUEST: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 /// First bytes of HTTP/2 (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI ";
 
@@ -138,7 +145,11 @@ impl<'a> Server<'a> {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 // The client has closed the connection already.
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
-                Err(error) => return Err(error),
+                // Too many open files: later connections wait.
+                Err(_) => {
+                    std::thread::sleep(ACCEPT_PAUSE);
+                    return Ok(());
+                }
             };
             stream.set_nonblocking(true)?;
             stream.set_nodelay(true)?;
@@ -195,6 +206,9 @@ impl<'a> Server<'a> {
             let Some(Some(connection)) = self.connections.get_mut(at) else { continue };
             if connection.number == number {
                 connection.is_delayed = false;
+                let mut event = EpollEvent::new(EpollFlags::EPOLLOUT, at as u64);
+                // An error closes the connection at its next event.
+                let _ = self.epoll.modify(connection.stream.as_fd(), &mut event);
                 self.ready(at, EpollFlags::EPOLLOUT);
             }
         }
@@ -235,28 +249,41 @@ impl ServerConnection {
             self.filled = 0;
             return self.send(epoll).map(|()| None);
         }
-        let delay = self.answer(rng)?;
-        match delay {
-            Some(_) => {
-                self.is_delayed = true;
+        loop {
+            let delay = self.answer(rng)?;
+            if delay.is_some() {
                 let at = u64::try_from(self.stream.as_raw_fd()).map_err(io::Error::other)?;
                 epoll.modify(self.stream.as_fd(), &mut EpollEvent::new(EpollFlags::empty(), at))?;
-                self.is_waiting = true;
+                (self.is_delayed, self.is_waiting) = (true, true);
+                return Ok(delay);
             }
-            None => self.send(epoll)?,
+            let was_full = self.output.len() >= MAX_OUTPUT;
+            self.send(epoll)?;
+            if self.is_waiting || !was_full {
+                return Ok(None);
+            }
         }
-        Ok(delay)
     }
 
-    /// Answers complete requests, up to one whose response is delayed.
+    /// Answers complete requests, up to one whose response is delayed, or until the output is large.
     fn answer(&mut self, rng: &mut fastrand::Rng) -> io::Result<Option<u64>> {
         let (mut done, mut delay) = (0, None);
         while let Some(head) = http1::head(&self.input[done..self.filled])
             && !self.closes
             && delay.is_none()
+            && self.output.len() < MAX_OUTPUT
         {
             let rest = &self.input[done + head.length..self.filled];
-            let Some((body, taken)) = read_body(&head, rest) else { break };
+            let (body, taken) = match read_body(&head, rest) {
+                Ok(Some(read)) => read,
+                Ok(None) => break,
+                Err(InvalidBody) => {
+                    // The next request cannot be found.
+                    self.output.extend_from_slice(BAD_REQUEST);
+                    self.closes = true;
+                    break;
+                }
+            };
             let bytes = &self.input[done..done + head.length];
             let asked =
                 respond(bytes, &head, body.as_deref().unwrap_or(&rest[..taken]), &mut self.output, rng);
@@ -300,17 +327,24 @@ impl ServerConnection {
     }
 }
 
-/// Reads the body of a request; `None` while it is incomplete. Returns the decoded body, if it was chunked, and the
-/// number of its bytes in the input.
-fn read_body(head: &Head, input: &[u8]) -> Option<(Option<Vec<u8>>, usize)> {
+/// The length of a body is invalid, or its chunks are.
+struct InvalidBody;
+
+/// Decoded body, if it was chunked, and the number of its bytes in the input.
+type ReadBody = (Option<Vec<u8>>, usize);
+
+/// Reads the body of a request; `None` while it is incomplete.
+fn read_body(head: &Head, input: &[u8]) -> Result<Option<ReadBody>, InvalidBody> {
+    if head.has_invalid_length {
+        return Err(InvalidBody);
+    }
     if !head.chunked {
         let length = head.content_length.unwrap_or(0);
-        return (input.len() >= length).then_some((None, length));
+        return Ok((input.len() >= length).then_some((None, length)));
     }
     let (mut body, mut chunks) = (Vec::new(), Chunks::START);
     let (taken, is_done) = chunks.read(input, |part| body.extend_from_slice(part));
-    // An invalid body ends the message: the next request cannot be found, and fails.
-    is_done.unwrap_or(true).then_some((Some(body), taken))
+    Ok(is_done.ok_or(InvalidBody)?.then_some((Some(body), taken)))
 }
 
 /// Writes the response to a request. Returns what the request asks for.

@@ -3,6 +3,7 @@
 use std::{
     convert::Infallible,
     net::{TcpListener, TcpStream},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -18,7 +19,11 @@ use crate::grpc::{self, HealthResponse, PingMessage};
 /// are sent with other frames, would be random.
 pub const WINDOW: u32 = 1 << 30;
 /// Maximum of a request's body in bytes.
-const MAX_BODY: usize = 16 << 20;
+const MAX_BODY: usize = 1 << 20;
+/// Maximum number of concurrent streams of a connection.
+const MAX_STREAMS: u32 = 1_000;
+/// Pause after a connection could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// Where the server for HTTP/1 sends connections of HTTP/2.
 pub(super) type HandOver = mpsc::UnboundedSender<TcpStream>;
@@ -50,7 +55,14 @@ pub(super) fn serve(
         let listener = tokio::net::TcpListener::from_std(listener)?;
         loop {
             let stream = tokio::select! {
-                accepted = listener.accept() => accepted?.0,
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, _)) => stream,
+                    // Too many open files: later connections wait.
+                    Err(_) => {
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                        continue;
+                    }
+                },
                 Some(stream) = handed_over.recv() => tokio::net::TcpStream::from_std(stream)?,
             };
             stream.set_nodelay(true)?;
@@ -62,7 +74,7 @@ pub(super) fn serve(
 
 async fn connection(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
     let mut builder = h2::server::Builder::new();
-    builder.initial_connection_window_size(WINDOW);
+    builder.initial_connection_window_size(WINDOW).max_concurrent_streams(MAX_STREAMS);
     let mut connection = builder.handshake(stream).await?;
     while let Some(request) = connection.accept().await {
         let (request, answer) = request?;

@@ -56,48 +56,66 @@ impl SharedConnection {
         self.sockets.get()
     }
 
-    /// Opens another connection for the next request. Requests in progress continue on this one.
-    pub(super) fn discard(&self) {
-        self.is_lost.set(true);
+    /// Opens another connection for the next request, if the current one still has this number. Requests in progress
+    /// continue on it.
+    pub(super) fn discard(&self, number: u64) {
+        if number == self.sockets.get() {
+            self.is_lost.set(true);
+        }
     }
 
     /// Sends a request. Returns its outcome and the bytes of the response's body.
     pub(super) async fn exchange(&self, thread: &Thread) -> Result<(Outcome, u64), Failure> {
         let target = &thread.target;
-        let sender = self.open(thread).await?;
-        let mut sender = sender.ready().await.map_err(|error| failure(&error))?;
+        let mut sender = self.open(thread).await?;
+        if sender.clone().ready().await.is_err() {
+            // The server has closed the connection since the last request. This one has not been sent.
+            self.discard(self.sockets());
+            sender = self.open(thread).await?;
+        }
+        let number = self.sockets();
+        let mut sender = sender.ready().await.map_err(|error| self.lose(number, &error))?;
         let request = request(target, thread.args.ping)?;
         let has_body = !thread.body.is_empty();
         let (response, mut stream) =
-            sender.send_request(request, !has_body).map_err(|error| failure(&error))?;
+            sender.send_request(request, !has_body).map_err(|error| self.lose(number, &error))?;
         if has_body {
-            stream.send_data(thread.body.clone(), true).map_err(|error| failure(&error))?;
+            stream.send_data(thread.body.clone(), true).map_err(|error| self.lose(number, &error))?;
         }
-        let response = response.await.map_err(|error| failure(&error))?;
+        let response = response.await.map_err(|error| self.lose(number, &error))?;
         let status = response.status();
         let early = response.headers().get("grpc-status").map(|status| status.as_bytes().to_vec());
         let mut body = response.into_body();
         let (mut size, mut message) = (0, BytesMut::new());
         while let Some(data) = body.data().await {
-            let data = data.map_err(|error| failure(&error))?;
+            let data = data.map_err(|error| self.lose(number, &error))?;
             size += data.len() as u64;
             if target.protocol == Protocol::Grpc && message.len() < MAX_MESSAGE {
                 message.extend_from_slice(&data);
             }
-            body.flow_control().release_capacity(data.len()).map_err(|error| failure(&error))?;
+            body.flow_control().release_capacity(data.len()).map_err(|error| self.lose(number, &error))?;
         }
         if target.protocol != Protocol::Grpc {
             return Ok((Outcome::Status(status.as_u16()), size));
         }
-        let trailers = body.trailers().await.map_err(|error| failure(&error))?;
+        let trailers = body.trailers().await.map_err(|error| self.lose(number, &error))?;
         let late = trailers.as_ref().and_then(|trailers| trailers.get("grpc-status"));
         let code = late.map(|status| status.as_bytes()).or(early.as_deref());
         Ok((grpc::outcome(thread.args.ping, code, &message), size))
     }
 
+    /// Discards the connection with this number if an error concerns all its streams. Returns the failure.
+    fn lose(&self, number: u64, error: &h2::Error) -> Failure {
+        if !error.is_reset() {
+            self.discard(number);
+        }
+        failure(error)
+    }
+
     async fn open(&self, thread: &Thread) -> Result<SendRequest<Bytes>, Failure> {
         let mut current = self.current.lock().await;
-        if self.left.get() == 0 || self.is_lost.replace(false) {
+        let is_lost = self.is_lost.replace(false);
+        if self.left.get() == 0 || is_lost {
             *current = None;
         }
         let sender = match &*current {
