@@ -147,6 +147,10 @@ impl<'a> Server<'a> {
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
                 // Too many open files: later connections wait.
                 Err(_) => {
+                    #[expect(
+                        clippy::disallowed_methods,
+                        reason = "files are freed by other threads or processes"
+                    )]
                     std::thread::sleep(ACCEPT_PAUSE);
                     return Ok(());
                 }
