@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 
 use super::{
-    ChangeSet, World, fqdn, mesh_hosts,
+    ChangeSet, World, mesh_hosts,
     policy::{is_wide, selected},
-    sidecar::targets,
+    sidecar::{destinations, targets},
 };
 use crate::api::{
     DestinationRule, Kind, Labels, MtlsMode, ObjectKey, PeerAuthentication, Protocol, Service, Typed,
@@ -214,15 +214,7 @@ fn disables(policy: &PeerAuthentication) -> bool {
 
 /// Returns whether a VirtualService sends requests or connections to a host.
 fn leads_to(rule: &Typed<VirtualService>, host: &str) -> bool {
-    let of_http = rule.spec.http.iter().flat_map(|http| {
-        let routed = http.route.iter().map(|one| &one.destination.host);
-        let mirrors = http.mirrors.iter().map(|one| &one.destination.host);
-        routed.chain(mirrors).chain(http.mirror.iter().map(|one| &one.host))
-    });
-    let of_tls = rule.spec.tls.iter().flat_map(|tls| &tls.route);
-    let of_tcp = rule.spec.tcp.iter().flat_map(|tcp| &tcp.route);
-    let others = of_tls.chain(of_tcp).map(|one| &one.destination.host);
-    of_http.chain(others).any(|to| fqdn(to, &rule.meta.namespace) == host)
+    destinations(rule).any(|to| to == host)
 }
 
 /// Returns whether egress listeners have no ports or addresses of their own.

@@ -173,9 +173,11 @@ fn order(entry: &Entry<Sidecar>) -> impl Ord + '_ {
 
 /// Returns the full names of the hosts to which a VirtualService of the mesh sends requests.
 pub(super) fn targets(rule: &Typed<VirtualService>) -> BTreeSet<String> {
-    if !rule.spec.is_for_mesh() {
-        return BTreeSet::new();
-    }
+    if rule.spec.is_for_mesh() { destinations(rule).collect() } else { BTreeSet::new() }
+}
+
+/// Returns the full names of the hosts to which a VirtualService sends requests or connections.
+pub(super) fn destinations(rule: &Typed<VirtualService>) -> impl Iterator<Item = String> {
     let of_http = rule.spec.http.iter().flat_map(|http| {
         let routed = http.route.iter().map(|one| &one.destination.host);
         let mirrors = http.mirrors.iter().map(|one| &one.destination.host);
@@ -184,7 +186,7 @@ pub(super) fn targets(rule: &Typed<VirtualService>) -> BTreeSet<String> {
     let of_tls = rule.spec.tls.iter().flat_map(|tls| &tls.route);
     let of_tcp = rule.spec.tcp.iter().flat_map(|tcp| &tcp.route);
     let others = of_tls.chain(of_tcp).map(|one| &one.destination.host);
-    of_http.chain(others).map(|host| fqdn(host, &rule.meta.namespace)).collect()
+    of_http.chain(others).map(|host| fqdn(host, &rule.meta.namespace))
 }
 
 impl EgressListener {
