@@ -29,26 +29,38 @@ pub(super) fn look_up(inventory: &mut Inventory, changed: &Arc<Notify>) {
     }
 }
 
+/// Pause after a first failed lookup. Each further failure doubles it, up to `dns_refresh_rate`.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+
 /// Resolves a cluster's names until the cluster is dropped.
 async fn follow(cluster: Weak<Cluster>, resolved: Arc<AtomicBool>, changed: Arc<Notify>) {
-    while let Some(pause) = once(&cluster).await {
+    let mut retry = FIRST_RETRY;
+    while let Some(Lookup { refresh, complete }) = once(&cluster).await {
         if !resolved.swap(true, Ordering::AcqRel) {
             changed.notify_one();
         }
-        tokio::time::sleep(pause).await;
+        tokio::time::sleep(if complete { refresh } else { refresh.min(retry) }).await;
+        retry = if complete { FIRST_RETRY } else { retry.saturating_mul(2) };
     }
 }
 
-/// Resolves all names once; names that fail keep their previous addresses. Returns the pause before the next
-/// time.
-async fn once(cluster: &Weak<Cluster>) -> Option<Duration> {
+struct Lookup {
+    /// Pause before the next lookup.
+    refresh: Duration,
+    /// Whether all names were found.
+    complete: bool,
+}
+
+/// Resolves all names once; names that fail keep their previous addresses. Returns `None` when the cluster has
+/// been dropped.
+async fn once(cluster: &Weak<Cluster>) -> Option<Lookup> {
     let (names, logical, family, refresh) = match &cluster.upgrade()?.discovery {
         Discovery::Dns { names, logical, family, refresh, .. } => {
             (names.clone(), *logical, *family, *refresh)
         }
         _ => return None,
     };
-    let mut found = Vec::new();
+    let (mut found, mut complete) = (Vec::new(), true);
     for name in names {
         match tokio::net::lookup_host((&*name.host, name.port)).await {
             Ok(addresses) => {
@@ -67,6 +79,7 @@ async fn once(cluster: &Weak<Cluster>) -> Option<Duration> {
             }
             Err(error) => {
                 tracing::debug!(host = %name.host, %error, "not found");
+                complete = false;
                 let cluster = cluster.upgrade()?;
                 let before = cluster.endpoints.load();
                 let accepted = before.iter().filter(|e| e.hostname.as_deref() == Some(&*name.host));
@@ -76,7 +89,7 @@ async fn once(cluster: &Weak<Cluster>) -> Option<Duration> {
     }
     let cluster = cluster.upgrade()?;
     store(&cluster, found);
-    Some(refresh)
+    Some(Lookup { refresh, complete })
 }
 
 /// Returns the first address, and the first address of the other family.
