@@ -166,9 +166,9 @@ pub(crate) fn run(mut args: InstructionsArgs) -> anyhow::Result<bool> {
     )?;
     let places = PeerPrograms { skysail: args.skysail.clone(), ..PeerPrograms::default() };
     let program = Peer::Skysail.find(&places)?;
-    if cfg!(debug_assertions) && args.skysail.is_none() {
+    if cfg!(unoptimised) && args.skysail.is_none() {
         stdio::print_error(
-            "this program was built without --release: it executes many times the instructions of a release build",
+            "this program was built without optimisation (use --release): it executes many times the instructions of a release build",
         );
     }
     let baseline = args.baseline.as_deref().map(read).transpose()?;
