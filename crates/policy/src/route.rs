@@ -153,7 +153,7 @@ pub fn matches(
 ) -> bool {
     path_matches(test, head.path_without_query().as_bytes())
         && matching::headers(&test.headers, head)
-        && query_matches(&test.query, head.query())
+        && (test.query.is_empty() || query_matches(&test.query, head.query()))
         && (!test.grpc || matching::is_grpc(head))
         && test.metadata.iter().all(|test| matching::metadata(test, metadata))
         // Last, so that a route that cannot match uses no random number.

@@ -158,9 +158,7 @@ impl Headers {
 
     /// Replaces all fields of this name by one, at the position of the first.
     pub fn set(&mut self, name: &str, value: &[u8]) {
-        let there = self.may_have(Names::one(name.as_bytes()));
-        let at = self.index.iter().position(|field| there && self.named(field, name));
-        let Some(at) = at else { return self.append(name, value) };
+        let Some(at) = self.position(name) else { return self.append(name, value) };
         self.index[at] = self.store(name, value);
         if !self.index[at + 1..].iter().any(|field| self.named(field, name)) {
             return;
@@ -171,6 +169,14 @@ impl Headers {
             position += 1;
             position <= at + 1 || slice(text, field.name, field.name_len) != name.as_bytes()
         });
+    }
+
+    /// Returns the position of the first field of this name in the index.
+    fn position(&self, name: &str) -> Option<usize> {
+        if !self.may_have(Names::one(name.as_bytes())) {
+            return None;
+        }
+        self.index.iter().position(|field| self.named(field, name))
     }
 
     /// Appends a field.
@@ -195,8 +201,7 @@ impl Headers {
 
     /// Removes the first field of this name (lower case); returns the position of its value in the text.
     pub(super) fn take_first(&mut self, name: &str) -> Option<Range<usize>> {
-        let there = self.may_have(Names::one(name.as_bytes()));
-        let at = self.index.iter().position(|field| there && self.named(field, name))?;
+        let at = self.position(name)?;
         let Field { value, value_len, .. } = self.index.remove(at);
         Some(value as usize..(value + value_len) as usize)
     }

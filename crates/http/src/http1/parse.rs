@@ -271,14 +271,7 @@ fn fields(headers: &mut Headers, mut at: usize, limits: &HeadLimits) -> Result<(
             return if text.get(at + 1) == Some(&b'\n') { Ok(()) } else { Err(BAD) };
         }
         // White space before the colon or at the start of a line (obs-fold) is no token, and is refused (5.1, 5.2).
-        let mut colon = at;
-        while let Some(byte) = text.get_mut(colon) {
-            match TOKEN[usize::from(*byte)] {
-                0 => break,
-                lower => *byte = lower,
-            }
-            colon += 1;
-        }
+        let colon = lower_name(text, at);
         if colon == at || text.get(colon) != Some(&b':') {
             return Err(bad);
         }
@@ -300,6 +293,40 @@ fn fields(headers: &mut Headers, mut at: usize, limits: &HeadLimits) -> Result<(
         at = end + 2;
     }
     Ok(())
+}
+
+/// Converts a name to lower case. Returns its end: the first byte that is not part of a token.
+pub(super) fn lower_name(text: &mut [u8], mut at: usize) -> usize {
+    const ONES: u64 = u64::from_ne_bytes([1; 8]);
+    const HIGH: u64 = ONES << 7;
+    loop {
+        // Tests eight bytes at a time. The sum of a byte and `0x80 - x` has its high bit set from x on.
+        while let Some(bytes) = text[at..].first_chunk_mut::<8>() {
+            let block = u64::from_le_bytes(*bytes);
+            let ascii = block & !HIGH;
+            let from = |byte: u64, limit: u8| byte + ONES * u64::from(0x80 - limit);
+            let upper = from(ascii, b'A') & !from(ascii, b'Z' + 1) & HIGH;
+            let lower = ascii | upper >> 2;
+            let letter = from(lower, b'a') & !from(lower, b'z' + 1);
+            let dash = !from(lower ^ (ONES * u64::from(b'-')), 1);
+            let other = !((letter | dash) & !block) & HIGH;
+            if other == 0 {
+                *bytes = lower.to_le_bytes();
+                at += 8;
+                continue;
+            }
+            let known = other.trailing_zeros() / 8;
+            let mask = (1_u64 << (known * 8)) - 1;
+            *bytes = (lower & mask | block & !mask).to_le_bytes();
+            at += known as usize;
+            break;
+        }
+        match text.get_mut(at) {
+            Some(byte) if TOKEN[usize::from(*byte)] != 0 => *byte = TOKEN[usize::from(*byte)],
+            _ => return at,
+        }
+        at += 1;
+    }
 }
 
 /// Returns whether these bytes may be a field value.

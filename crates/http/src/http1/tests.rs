@@ -282,3 +282,15 @@ fn written_messages_are_parsed() {
     let meaning = read(&[out.bytes()]);
     assert_eq!(meaning.messages, [("POST a:1 /x".to_owned(), Framing::Chunked, b"hello".to_vec(), 1)]);
 }
+
+#[test]
+fn names_end_at_the_first_byte_that_is_no_token() {
+    for (at, byte) in (0..20).flat_map(|at| (0..=255).map(move |byte| (at, byte))) {
+        let mut text = *b"Content-TYPE-zZaA_19";
+        text[at] = byte;
+        let end = text.iter().position(|byte| !parse::is_token(*byte)).unwrap_or(text.len());
+        let mut expected = text;
+        expected[..end].make_ascii_lowercase();
+        assert_eq!((parse::lower_name(&mut text, 0), text), (end, expected), "{byte:#x} at {at}");
+    }
+}

@@ -8,7 +8,7 @@ use std::{
     future::poll_fn,
     rc::Rc,
     task::{Context, Poll, Waker, ready},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -109,7 +109,7 @@ async fn exchange(
     let trailers = answer.trailers().cloned();
     // The bytes after a response to CONNECT belong to no response.
     if !connection.close && !is_connect {
-        Upstream::give_back(upstream);
+        upstream.give_back(Instant::now());
     }
     Ok(CallResponse { head, content, trailers })
 }

@@ -197,7 +197,7 @@ pub(crate) struct RequestOutcome<'a> {
 impl<'a> RequestContext<'a> {
     /// Returns the state of a request whose head has been read. The function is inlined, because the state is
     /// large and would be copied.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(
         scope: RequestScope<'a>,
         downstream: &'a mut Downstream,

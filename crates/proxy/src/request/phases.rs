@@ -3,7 +3,7 @@
 //! All decisions about the request precede the first byte to the upstream. A failure in any phase is an [`Error`];
 //! [`RequestContext::serve`] is the only place that answers it. Every request ends with one record.
 
-use std::{borrow::Cow, future::poll_fn, task::Poll};
+use std::{borrow::Cow, future::poll_fn, task::Poll, time::Instant};
 
 use crate::{
     overload::Admission,
@@ -45,11 +45,12 @@ impl<'a> RequestContext<'a> {
         if self.decision.response_filters.is_some() {
             self.finish_processing();
         }
-        self.write_record();
+        let now = Instant::now();
+        self.write_record(now);
         if let Some(upstream) = self.outcome.upstream.take()
             && self.outcome.reusable
         {
-            upstream.give_back();
+            upstream.give_back(now);
         }
         self.exchange.keep_alive
     }

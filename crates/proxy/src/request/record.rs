@@ -1,5 +1,7 @@
 //! The last phase: the spans, the metrics and the access logs of a request.
 
+use std::time::Instant;
+
 use crate::{
     call::export,
     request::{
@@ -15,12 +17,12 @@ use skysail_policy::{
 };
 
 impl RequestContext<'_> {
-    /// Records the request in metrics, access logs and its trace.
-    pub(crate) fn write_record(&mut self) {
+    /// Records the request, which ends now, in metrics, access logs and its trace.
+    pub(crate) fn write_record(&mut self, now: Instant) {
         self.end_attempt_span(None, false);
         let worker = self.scope.worker;
         let mut record = self.record();
-        record.duration = self.outcome.started.elapsed();
+        record.duration = now.saturating_duration_since(self.outcome.started);
         record.grpc_status = self.grpc_status(self.exchange.response);
         if record.status >= 500
             && let Some(host) = &self.outcome.host

@@ -509,14 +509,14 @@ impl Upstream {
         Self { wire: Wire::Http1(stream), link }
     }
 
-    /// Returns the connection to the pool, or closes it if it is not reusable.
-    pub(crate) fn give_back(mut self) {
+    /// Returns the connection, which becomes idle now, to the pool, or closes it if it is not reusable.
+    pub(crate) fn give_back(mut self, now: Instant) {
         let link = &self.link;
         link.served.set(link.served.get() + 1);
         if Some(link.served.get()) == link.pool().cluster.max_requests_per_connection {
             link.pool().stats.cx_max_requests.inc();
         }
-        link.idle_since.set(Instant::now());
+        link.idle_since.set(now);
         let Wire::Http1(stream) = &mut self.wire else {
             // A shared connection has a free stream now.
             return link.host.freed.notify_one();
