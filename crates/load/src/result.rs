@@ -1,7 +1,13 @@
 //! Results as JSON, in the form of Fortio (`periodic.RunnerResults`, `stats.HistogramData`). Times are in seconds.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{ErrorKind, Write as _},
+    path::{Path, PathBuf},
+};
 
+use anyhow::{Context as _, bail};
 use chrono::{DateTime, SecondsFormat, Utc};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
@@ -217,7 +223,11 @@ impl RunResult {
             connection_stats: time(&tally.connects),
             abort_on: args.abort_on.unwrap_or(0).into(),
             since_sent_histogram: time(&tally.since_sent),
-            generator_lateness: time(&tally.lateness),
+            generator_lateness: HistogramData {
+                percentiles: (!tally.lateness.is_empty())
+                    .then(|| percentiles(&tally.lateness, SECOND, &[50.0, 99.0])),
+                ..time(&tally.lateness)
+            },
             generator_cpu: tally.cpu as f64 / SECOND / count.max(1) as f64,
             generator_threads: facts.threads as u64,
             failures,
@@ -226,6 +236,28 @@ impl RunResult {
             interrupted: facts.interrupted,
             run_id: 0,
         }
+    }
+
+    /// Writes the result to a new file in a folder, and returns the file. The name of a result that began in the same
+    /// second gets a number.
+    ///
+    /// # Errors
+    /// The file cannot be created or written.
+    pub(crate) fn save(&mut self, folder: &Path) -> anyhow::Result<PathBuf> {
+        let id = self.id.clone();
+        for number in 2..1_000 {
+            let path = folder.join(format!("{}.json", self.id));
+            match File::create_new(&path) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => self.id = format!("{id}_{number}"),
+                file => {
+                    let json = serde_json::to_string_pretty(self)?;
+                    file.and_then(|mut file| writeln!(file, "{json}"))
+                        .with_context(|| format!("cannot write {}", path.display()))?;
+                    return Ok(path);
+                }
+            }
+        }
+        bail!("every name of the result {id} is taken")
     }
 }
 
@@ -241,10 +273,6 @@ impl HistogramData {
             true => (args.resolution * unit, args.offset.as_nanos() as f64),
             false => (1.0, 0.0),
         };
-        let value_at = |percentile: &f64| Percentile {
-            percentile: *percentile,
-            value: histogram.value_at_quantile(percentile / 100.0) as f64 / unit,
-        };
         Self {
             count,
             min: histogram.min() as f64 / unit,
@@ -253,9 +281,17 @@ impl HistogramData {
             avg: histogram.mean() / unit,
             std_dev: histogram.stdev() / unit,
             data: Some(buckets(histogram, unit, width, offset)),
-            percentiles: is_time.then(|| args.percentiles.iter().map(value_at).collect()),
+            percentiles: is_time.then(|| percentiles(histogram, unit, &args.percentiles)),
         }
     }
+}
+
+fn percentiles(histogram: &Histogram<u64>, unit: f64, wanted: &[f64]) -> Vec<Percentile> {
+    let value = |percentile: f64| histogram.value_at_quantile(percentile / 100.0) as f64 / unit;
+    wanted
+        .iter()
+        .map(|percentile| Percentile { percentile: *percentile, value: value(*percentile) })
+        .collect()
 }
 
 /// Groups the values in buckets. Their width is that of the smallest bucket, then 1 to 10 % of the value.
@@ -330,6 +366,16 @@ fn go_duration(nanoseconds: u128) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn results_of_the_same_second_have_files_of_their_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let result = RunResult { id: "a".to_owned(), ..RunResult::default() };
+        let names = [(); 3].map(|()| result.clone().save(folder.path()).unwrap());
+        assert_eq!(names, ["a.json", "a_2.json", "a_3.json"].map(|name| folder.path().join(name)));
+        let read: RunResult = serde_json::from_slice(&std::fs::read(&names[2]).unwrap()).unwrap();
+        assert_eq!(read.id, "a_3");
+    }
 
     #[test]
     fn buckets_have_two_significant_digits_and_count_everything() {

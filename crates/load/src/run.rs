@@ -35,8 +35,8 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<bool> {
     args.check()?;
     let url = args.url.as_deref().context("no URL is given")?;
     let target = Target::of(args, url)?;
-    let result = measure(args, &target, &shared(args)?)?;
-    publish(args, &result)?;
+    let mut result = measure(args, &target, &shared(args)?)?;
+    publish(args, &mut result)?;
     Ok(result.errors_duration_histogram.count == 0 && result.unsent == 0)
 }
 
@@ -138,24 +138,21 @@ fn progress(args: &LoadArgs, shared: &Shared, elapsed: Duration, since: Duration
 }
 
 /// Prints the result and writes its files.
-fn publish(args: &LoadArgs, result: &RunResult) -> anyhow::Result<()> {
+fn publish(args: &LoadArgs, result: &mut RunResult) -> anyhow::Result<()> {
+    let saved = args.autosave.then(|| result.save(&args.data_dir));
     let json = serde_json::to_string_pretty(result)?;
-    let write = |file: &Path| {
-        fs::write(file, format!("{json}\n")).with_context(|| format!("cannot write {}", file.display()))
-    };
-    let is_standard_output = args.json.as_deref().is_some_and(|file| file == Path::new("-"));
-    if is_standard_output {
-        stdio::print(&json)?;
-    } else {
-        stdio::print(text::of(result))?;
+    match args.json.as_deref() {
+        Some(file) if file == Path::new("-") => stdio::print(&json)?,
+        file => {
+            stdio::print(text::of(result))?;
+            if let Some(file) = file {
+                fs::write(file, format!("{json}\n"))
+                    .with_context(|| format!("cannot write {}", file.display()))?;
+            }
+        }
     }
-    if let Some(file) = args.json.as_deref().filter(|_| !is_standard_output) {
-        write(file)?;
-    }
-    if args.autosave {
-        let file = args.data_dir.join(format!("{}.json", result.id));
-        write(&file)?;
-        stdio::print_error(format_args!("the result is in {}", file.display()));
+    if let Some(saved) = saved {
+        stdio::print_error(format_args!("the result is in {}", saved?.display()));
     }
     Ok(())
 }

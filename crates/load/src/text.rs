@@ -2,7 +2,7 @@
 
 use crate::result::{HistogramData, RunResult};
 
-/// Share of the median latency from which the generator's own lateness makes a result doubtful.
+/// Share of the typical latency from which the generator's own lateness makes a result doubtful.
 const LATE: f64 = 0.1;
 /// Share of a CPU from which the generator limits the rate.
 const BUSY: f64 = 0.9;
@@ -119,8 +119,9 @@ pub(crate) fn warnings(result: &RunResult) -> Vec<String> {
         warnings.push(format!("{} overdue requests were skipped (-nocatchup)", number(result.skipped)));
     }
     let late = percentile(&result.generator_lateness, 99.0).unwrap_or(0.0);
-    let median = percentile(&result.duration_histogram, 50.0).unwrap_or(f64::INFINITY);
-    if late > median * LATE && late > 1e-4 {
+    // Without P50 among the percentiles, the mean is the best estimate.
+    let typical = percentile(&result.duration_histogram, 50.0).unwrap_or(result.duration_histogram.avg);
+    if late > typical * LATE && late > 1e-4 {
         warnings.push(format!(
             "the generator itself was late by {} at P99: latencies include that; use fewer requests or more CPUs",
             time(late)

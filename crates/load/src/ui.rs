@@ -192,9 +192,13 @@ async fn start(State(ui): State<Arc<Ui>>, Query(parameters): Query<Parameters>) 
     let of_run = Arc::clone(&ui);
     let task = tokio::task::spawn_blocking(move || {
         let result = Target::of(&args, &url).and_then(|target| run::measure(&args, &target, &shared));
-        let result =
-            result.map(|result| RunResult { run_id: i64::try_from(id).unwrap_or(i64::MAX), ..result });
-        let result = result.and_then(|result| if saves { of_run.save(result) } else { Ok(result) });
+        let result = result.and_then(|mut result| {
+            result.run_id = i64::try_from(id).unwrap_or(i64::MAX);
+            if saves {
+                result.save(&of_run.data_dir)?;
+            }
+            Ok(result)
+        });
         let outcome = result.map_err(|error| format!("{error:#}"));
         if let Some(run) = of_run.runs().get_mut(&id) {
             run.outcome = Some(outcome.clone());
@@ -260,14 +264,6 @@ async fn result(
 impl Ui {
     fn runs(&self) -> MutexGuard<'_, BTreeMap<u64, Run>> {
         self.runs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Writes a result to the folder.
-    fn save(&self, result: RunResult) -> anyhow::Result<RunResult> {
-        let file = self.data_dir.join(format!("{}.json", result.id));
-        let json = serde_json::to_string_pretty(&result)?;
-        fs::write(&file, json).with_context(|| format!("cannot write {}", file.display()))?;
-        Ok(result)
     }
 }
 
