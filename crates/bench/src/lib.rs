@@ -19,9 +19,10 @@ mod gateway;
 mod instructions;
 mod latency;
 mod sign;
-// In groups from top to bottom: a group uses the groups below it. Exception: `results` uses `stage`.
+// In groups from top to bottom: a group uses the groups below it. Exception: `html` and `results` use `stage`.
 mod stage;
 
+mod html;
 mod report;
 mod results;
 mod topology;
@@ -41,6 +42,7 @@ mod foreign_load;
 mod layout;
 mod namespace;
 mod node;
+mod plot;
 mod schedule;
 mod tls;
 

@@ -8,7 +8,6 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use serde::Serialize;
-use time::OffsetDateTime;
 
 use crate::stage;
 
@@ -56,8 +55,7 @@ impl ResultFile {
 
 /// Returns a name like `skysail-bench-latency-20261125-005211.json`, in UTC.
 fn default_name(benchmark: &str, now: u64) -> String {
-    let now = i64::try_from(now).ok().and_then(|now| OffsetDateTime::from_unix_timestamp(now).ok());
-    let now = now.unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let now = stage::utc(now);
     let (year, month, day) = now.to_calendar_date();
     let (hour, minute, second) = now.to_hms();
     format!(
