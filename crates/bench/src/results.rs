@@ -41,6 +41,18 @@ impl ResultFile {
         Ok(Self { path: path.to_owned() })
     }
 
+    /// Returns the file `NAME.json` in a folder, and creates the folder.
+    ///
+    /// # Errors
+    /// If the folder or the file cannot be written.
+    pub(crate) fn in_folder(folder: &Path, name: &str) -> anyhow::Result<Self> {
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create the folder {}", folder.display()))?;
+        let path = folder.join(format!("{name}.json"));
+        check_writable("the result file", &path)?;
+        Ok(Self { path })
+    }
+
     /// Writes the result as JSON. Returns the file and the text. A number is appended if a file of that name has
     /// appeared since.
     pub(crate) fn write(self, result: &impl Serialize) -> anyhow::Result<(PathBuf, String)> {
