@@ -203,7 +203,7 @@ fn a_tiny_scenario_measures_all_turns_and_its_result_can_be_drawn_and_compared()
     let result = json.to_str().unwrap();
     let compared = bench(folder.path(), &["diff", result, result]);
     let text = String::from_utf8_lossy(&compared.stdout);
-    assert!(compared.status.success() && text.contains("| same") && !text.contains("worse |"), "{text}");
+    assert!(compared.status.success() && text.contains(" same |") && !text.contains(" worse |"), "{text}");
     let mut worse = printed;
     for run in worse["runs"].as_array_mut().unwrap() {
         let cpu = &mut run["parts"]["server-proxy"]["cpu_us_per_request"];
