@@ -214,7 +214,7 @@ fn a_tiny_scenario_measures_all_turns_and_its_result_can_be_drawn_and_compared()
     let compared = bench(folder.path(), &["diff", result, "worse.json", "--confidence", "50"]);
     let text = String::from_utf8_lossy(&compared.stdout);
     assert_eq!(compared.status.code(), Some(1), "{text}");
-    assert!(text.contains("cpu_server_proxy_us_per_request"), "{text}");
+    assert!(text.contains("| server-proxy CPU µs |   worse |"), "{text}");
 }
 
 #[test]

@@ -70,6 +70,9 @@ pub(super) struct DiffRow {
     /// Absent without a proxy.
     pub(super) peer: Option<Peer>,
     pub(super) metric: &'static str,
+    /// Title of the figure in tables.
+    #[serde(skip)]
+    title: &'static str,
     /// Median of B divided by that of A: the median, least and greatest over the numbers of connections.
     pub(super) ratio: Spread,
     /// Confidence in percent that A and B differ.
@@ -181,8 +184,16 @@ fn row(
         true => Verdict::Worse,
         false => Verdict::Better,
     };
-    let greatest_confidence = 100.0 * (1.0 - least_p);
-    Some(DiffRow { topology, peer, metric: figure.metric, ratio, confidence, greatest_confidence, verdict })
+    Some(DiffRow {
+        topology,
+        peer,
+        metric: figure.metric,
+        title: figure.title,
+        ratio,
+        confidence,
+        greatest_confidence: 100.0 * (1.0 - least_p),
+        verdict,
+    })
 }
 
 fn text(rows: &[DiffRow], args: &DiffArgs) -> String {
@@ -196,7 +207,7 @@ fn text(rows: &[DiffRow], args: &DiffArgs) -> String {
         vec![
             row.topology.name().to_owned(),
             row.peer.map_or("no sidecar", Peer::name).to_owned(),
-            row.metric.to_owned(),
+            row.title.to_owned(),
             verdict.to_owned(),
             format!("{:.1}", row.confidence),
             cell(&row.ratio, 1.0, 2),

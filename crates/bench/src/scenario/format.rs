@@ -114,12 +114,12 @@ impl Measure {
             figure("added_p99_us", "added P99 µs", 1.0, 0),
         ];
         const CPU: [Figure; 2] = [
-            figure("cpu_client_proxy_us_per_request", "client's sidecar CPU µs", 1.0, 1),
-            figure("cpu_server_proxy_us_per_request", "server's sidecar CPU µs", 1.0, 1),
+            figure("cpu_client_proxy_us_per_request", "client-proxy CPU µs", 1.0, 1),
+            figure("cpu_server_proxy_us_per_request", "server-proxy CPU µs", 1.0, 1),
         ];
         const MEMORY: [Figure; 2] = [
-            figure("rss_client_proxy_kb", "client's sidecar RSS MB", 1_024.0, 1),
-            figure("rss_server_proxy_kb", "server's sidecar RSS MB", 1_024.0, 1),
+            figure("rss_client_proxy_kb", "client-proxy RSS MB", 1_024.0, 1),
+            figure("rss_server_proxy_kb", "server-proxy RSS MB", 1_024.0, 1),
         ];
         match self {
             Self::Latency => &LATENCY,
