@@ -1,8 +1,8 @@
 //! `skysail bench run`, `report` and `diff`: scenarios as files, and their results.
 //!
-//! [`format`] reads a scenario. [`run`] takes its turns and stores a [`ScenarioResult`]. [`table`] and [`page`] show
-//! results, with figures that others have published beside. [`diff`] compares two of them. [`csv`] reads and writes
-//! the columns of Istio's `benchmark.csv`.
+//! [`format`](mod@format) reads a scenario. [`run`](mod@run) takes its turns and stores a [`ScenarioResult`]. [`table`]
+//! and [`page`](mod@page) show results, with figures that others have published beside. [`diff`](mod@diff) compares two
+//! of them. [`csv`] reads and writes the columns of Istio's `benchmark.csv`.
 
 mod csv;
 mod diff;
