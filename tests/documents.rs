@@ -12,7 +12,7 @@ use std::{
 };
 
 /// Subcommands whose options documents mention without the command.
-const SUBCOMMANDS: [&str; 25] = [
+const SUBCOMMANDS: [&str; 28] = [
     "up",
     "analyze",
     "call",
@@ -34,9 +34,12 @@ const SUBCOMMANDS: [&str; 25] = [
     "bench latency",
     "bench compare",
     "bench control",
+    "bench diff",
     "bench dns",
     "bench gateway",
     "bench instructions",
+    "bench report",
+    "bench run",
     "bench sign",
 ];
 /// Options of cargo and istioctl that documents name without the program.

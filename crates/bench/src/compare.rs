@@ -5,14 +5,12 @@
 mod experiments;
 mod overload;
 mod page;
-mod plot;
 mod result;
 mod table;
 
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
     time::{Duration, Instant},
 };
 
@@ -86,7 +84,7 @@ pub(crate) fn run(mut args: CompareArgs) -> anyhow::Result<bool> {
     }
     deduplicate(&mut args.only);
     let usual = [&Peer::ALL[..], &[Peer::Relay]].concat();
-    let peers = args.turns.programs(&usual)?;
+    let peers = args.turns.environment.programs(&usual)?;
     let result = ResultFile::new(args.result.as_deref(), "compare")?;
     let names: Vec<Peer> = peers.iter().map(|(peer, _)| *peer).collect();
     let (turns, skipped) = plan(&args.only, &names, args.turns.rounds);
@@ -94,7 +92,7 @@ pub(crate) fn run(mut args: CompareArgs) -> anyhow::Result<bool> {
         let Skipped { experiment, setting, peer, reason } = one;
         stdio::print_error(format_args!("{experiment}, {setting}: without {peer}, because {reason}"));
     }
-    let stage = args.turns.stage()?;
+    let stage = args.turns.environment.stage()?;
     let mut comparison = new_comparison(&args, &peers, stage.machine.clone(), skipped);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     comparison.interrupted = runtime.block_on(async {
@@ -269,7 +267,7 @@ fn new_comparison(
         format: 1,
         benchmark: "compare".to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        commit: commit(),
+        commit: stage::commit(),
         started: stage::now(),
         interrupted: false,
         machine,
@@ -287,25 +285,13 @@ fn new_comparison(
     }
 }
 
-/// Returns the Git commit of the source tree that contains this program, if there is one.
-fn commit() -> Option<String> {
-    let program = std::env::current_exe().ok()?;
-    let git = |arguments: &[&str]| {
-        let output = Command::new("git").arg("-C").arg(program.parent()?).args(arguments).output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    };
-    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
-    let changed = git(&["status", "--porcelain", "--untracked-files=no"])?;
-    Some(if changed.is_empty() { commit } else { format!("{commit} with changes") })
-}
-
 /// Prints the result, which `file` contains, and writes the page.
 fn show(args: &CompareArgs, comparison: &Comparison, file: &Path) -> anyhow::Result<()> {
     if let Some(html) = &args.html {
         fs::write(html, page::page(comparison))
             .with_context(|| format!("cannot write {}", html.display()))?;
     }
-    match args.turns.output {
+    match args.turns.environment.output {
         Output::Table => {
             stdio::print(table::tables(comparison))?;
             stdio::print(format_args!("The result is in {}.", file.display()))?;

@@ -68,64 +68,61 @@ const OVERHEAD: Duration = Duration::from_millis(1_300);
 /// Measures, writes the result file and prints the result. Returns true if all of it was measured.
 pub(crate) fn run(mut args: LatencyArgs) -> anyhow::Result<bool> {
     deduplicate(&mut args.connections);
-    let peers = args.turns.programs(&Peer::ALL)?;
+    let environment = &args.turns.environment;
+    let peers = environment.programs(&Peer::ALL)?;
     let file = ResultFile::new(args.result.as_deref(), "latency")?;
-    let stage = args.turns.stage()?;
-    let mut report = new_report(&args, &peers, stage.machine.clone());
+    let stage = environment.stage()?;
+    let mut report = new_report("latency", settings(&args), &peers, stage.machine.clone());
+    take_turns(&mut report, &peers, &stage.setup)?;
+    drop(stage);
+    let (file, json) = file.write(&report)?;
+    match environment.output {
+        Output::Table => {
+            stdio::print(report.tables())?;
+            stdio::print(format_args!("The result is in {}.", file.display()))?;
+        }
+        Output::Json => stdio::print(json)?,
+    }
+    Ok(is_complete(&report))
+}
+
+/// Takes all turns and summarizes them. A signal ends them early.
+pub(crate) fn take_turns(
+    report: &mut LatencyReport,
+    peers: &[(Peer, PathBuf)],
+    setup: &Setup,
+) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     report.interrupted = runtime.block_on(async {
         tokio::select! {
             signal = shutdown::terminate() => signal.map(|_| true),
-            () = take_turns(&args, &peers, &stage.setup, &mut report.runs) => Ok(false),
+            () = take(&report.settings, peers, setup, &mut report.runs) => Ok(false),
         }
     })?;
-    drop(stage);
-    finish(&args, file, report)
+    report.summarize();
+    Ok(())
 }
 
-async fn take_turns(
-    args: &LatencyArgs,
+async fn take(
+    settings: &LatencySettings,
     peers: &[(Peer, PathBuf)],
     setup: &Setup,
     runs: &mut Vec<LatencyRun>,
 ) {
     let names: Vec<Peer> = peers.iter().map(|(peer, _)| *peer).collect();
-    let turns = plan(args, &names);
-    let each = args.turns.seconds + args.turns.warmup + OVERHEAD;
+    let turns = plan(settings, &names);
     let began = Instant::now();
     for (index, turn) in turns.iter().enumerate() {
         let program = turn.peer.and_then(|peer| peers.iter().find(|(other, _)| *other == peer));
-        let load = Load {
-            target: ([127, 0, 0, 1], 0).into(),
-            traffic: Traffic::Http1,
-            connections: turn.connections,
-            schedule: Some(Schedule::per_second(args.qps)),
-            payload: args.payload as usize,
-            warmup: args.turns.warmup,
-            window: args.turns.seconds,
-            tls: None,
-        };
-        let shape = Shape {
-            topology: turn.topology,
-            protocol: Protocol::Http1,
-            workers: args.workers,
-            pinned: false,
-            client_alone: false,
-
-            resumption: false,
-            clusters: 1,
-            rewrites: false,
-            connections: turn.connections,
-        };
         let program = program.map(|(peer, program)| (*peer, program.as_path()));
+        let (shape, load) = shape_and_load(settings, *turn);
         let measured = topology::measure(setup, shape, program, load).await;
         let done = u32::try_from(index + 1).unwrap_or(u32::MAX);
         let left = u32::try_from(turns.len()).unwrap_or(u32::MAX) - done;
-        let pace = if index == 0 { each } else { began.elapsed() / done };
         stdio::print_error(format_args!(
             "[{done}/{}, {} left] round {}, {} connections, {} {}: {}",
             turns.len(),
-            minutes(pace * left),
+            minutes(if index == 0 { duration(settings) } else { began.elapsed() / done } * left),
             turn.round,
             turn.connections,
             turn.topology.name(),
@@ -138,8 +135,8 @@ async fn take_turns(
         };
         runs.push(LatencyRun {
             round: turn.round,
-            topology: turn.topology.name(),
-            peer: turn.peer.map(Peer::name),
+            topology: turn.topology,
+            peer: turn.peer,
             connections: turn.connections,
             measurement,
             error,
@@ -147,12 +144,44 @@ async fn take_turns(
     }
 }
 
+/// Returns the estimated duration of a turn.
+fn duration(settings: &LatencySettings) -> Duration {
+    Duration::from_secs_f64(settings.seconds + settings.warmup) + OVERHEAD
+}
+
+fn shape_and_load(settings: &LatencySettings, turn: LatencyTurn) -> (Shape, Load) {
+    let shape = Shape {
+        topology: turn.topology,
+        protocol: Protocol::Http1,
+        workers: settings.workers,
+        pinned: false,
+        client_alone: false,
+        resumption: false,
+        clusters: 1,
+        rewrites: false,
+        connections: turn.connections,
+    };
+    let load = Load {
+        target: ([127, 0, 0, 1], 0).into(),
+        traffic: Traffic::Http1,
+        connections: turn.connections,
+        schedule: Some(Schedule::per_second(settings.qps)),
+        payload: settings.payload,
+        warmup: Duration::from_secs_f64(settings.warmup),
+        window: Duration::from_secs_f64(settings.seconds),
+        tls: None,
+    };
+    (shape, load)
+}
+
 /// Returns all turns in the order in which they are taken.
-fn plan(args: &LatencyArgs, peers: &[Peer]) -> Vec<LatencyTurn> {
+fn plan(settings: &LatencySettings, peers: &[Peer]) -> Vec<LatencyTurn> {
     let mut turns = Vec::new();
-    for round in 1..=args.turns.rounds {
-        for &connections in &args.connections {
-            for topology in Topology::ALL.into_iter().filter(|topology| args.topologies.contains(topology)) {
+    for round in 1..=settings.rounds {
+        for &connections in &settings.connections {
+            for topology in
+                Topology::ALL.into_iter().filter(|topology| settings.topologies.contains(topology))
+            {
                 if topology == Topology::Baseline {
                     turns.push(LatencyTurn { round, connections, topology, peer: None });
                     continue;
@@ -183,24 +212,35 @@ fn short(measurement: &Measurement) -> String {
     )
 }
 
-fn new_report(args: &LatencyArgs, peers: &[(Peer, PathBuf)], machine: Machine) -> LatencyReport {
+fn settings(args: &LatencyArgs) -> LatencySettings {
+    LatencySettings {
+        topologies: args.topologies.clone(),
+        connections: args.connections.clone(),
+        qps: args.qps,
+        seconds: args.turns.seconds.as_secs_f64(),
+        warmup: args.turns.warmup.as_secs_f64(),
+        payload: args.payload as usize,
+        rounds: args.turns.rounds,
+        workers: args.workers,
+    }
+}
+
+/// Creates the report of a run without turns.
+pub(crate) fn new_report(
+    benchmark: &str,
+    settings: LatencySettings,
+    peers: &[(Peer, PathBuf)],
+    machine: Machine,
+) -> LatencyReport {
     LatencyReport {
         format: 1,
-        benchmark: "latency",
-        version: env!("CARGO_PKG_VERSION"),
+        benchmark: benchmark.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        commit: stage::commit(),
         started: stage::now(),
         interrupted: false,
         machine,
-        settings: LatencySettings {
-            topologies: args.topologies.iter().map(|topology| topology.name()).collect(),
-            connections: args.connections.clone(),
-            qps: args.qps,
-            seconds: args.turns.seconds.as_secs_f64(),
-            warmup: args.turns.warmup.as_secs_f64(),
-            payload: args.payload as usize,
-            rounds: args.turns.rounds,
-            workers: args.workers,
-        },
+        settings,
         peers: stage::versions(peers),
         runs: Vec::new(),
         summary: Vec::new(),
@@ -208,17 +248,8 @@ fn new_report(args: &LatencyArgs, peers: &[(Peer, PathBuf)], machine: Machine) -
     }
 }
 
-/// Writes and prints the result. Returns true if it is complete.
-fn finish(args: &LatencyArgs, file: ResultFile, mut report: LatencyReport) -> anyhow::Result<bool> {
-    report.summarize();
-    let (file, json) = file.write(&report)?;
-    match args.turns.output {
-        Output::Table => {
-            stdio::print(report.tables())?;
-            stdio::print(format_args!("The result is in {}.", file.display()))?;
-        }
-        Output::Json => stdio::print(json)?,
-    }
+/// Returns true if all turns were taken and none failed. Prints a message if not.
+pub(crate) fn is_complete(report: &LatencyReport) -> bool {
     if report.interrupted {
         stdio::print_error(format_args!("interrupted after {} turns", report.runs.len()));
     }
@@ -228,12 +259,12 @@ fn finish(args: &LatencyArgs, file: ResultFile, mut report: LatencyReport) -> an
             "{} of {} turns failed, the first one {} with {}: {}",
             failed.len(),
             report.runs.len(),
-            run.topology,
-            run.peer.unwrap_or("no proxy"),
+            run.topology.name(),
+            run.peer.map_or("no proxy", Peer::name),
             run.error.as_deref().unwrap_or_default()
         ));
     }
-    Ok(!report.interrupted && failed.is_empty())
+    !report.interrupted && failed.is_empty()
 }
 
 fn connections(text: &str) -> Result<usize, String> {
@@ -262,7 +293,7 @@ mod tests {
     #[test]
     fn peers_alternate_within_a_round() {
         let args = args("--rounds 2 --connections 2,64 --topologies both-sidecars,baseline");
-        let turns = plan(&args, &[Peer::Skysail, Peer::Envoy]);
+        let turns = plan(&settings(&args), &[Peer::Skysail, Peer::Envoy]);
         let short: Vec<_> = turns.iter().map(|turn| (turn.round, turn.connections, turn.peer)).collect();
         let (skysail, envoy) = (Some(Peer::Skysail), Some(Peer::Envoy));
         let once =

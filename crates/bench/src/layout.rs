@@ -10,6 +10,20 @@ pub(crate) const WIDTH: usize = 100;
 /// Width of the border and the spaces of a cell, as in `| text `.
 const CELL: usize = 3;
 
+/// A table as text, cell by cell.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct TextTable {
+    pub(crate) head: Vec<String>,
+    pub(crate) rows: Vec<Vec<String>>,
+}
+
+impl TextTable {
+    /// Returns the table like [`tables`].
+    pub(crate) fn markdown(&self, keys: usize) -> String {
+        tables(keys, &self.head, &self.rows)
+    }
+}
+
 /// Returns the rows as Markdown tables of at most [`WIDTH`] columns. The first `keys` columns begin each of them.
 pub(crate) fn tables(keys: usize, head: &[String], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {

@@ -7,7 +7,8 @@
 //! [`latency`] and [`compare`] measure peers, which are the proxies to compare. They run in rounds; in each
 //! round every peer has one turn for each setting. [`topology`] runs a turn: a server ([`serve`]), the sidecars
 //! ([`peers`]) and the load ([`load`]). [`accounting`] reads the kernel's figures of each process. [`report`] writes
-//! the result file and its tables.
+//! the result file and its tables. [`scenario`] runs the same turns as a file describes them, and compares and draws
+//! their results.
 
 // The standard macros panic when the reader closes the output; `skysail_core::stdio` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -18,10 +19,12 @@ mod dns;
 mod gateway;
 mod instructions;
 mod latency;
+mod scenario;
 mod sign;
-// In groups from top to bottom: a group uses the groups below it. Exception: `results` uses `stage`.
+// In groups from top to bottom: a group uses the groups below it. Exception: `html` and `results` use `stage`.
 mod stage;
 
+mod html;
 mod report;
 mod results;
 mod topology;
@@ -41,6 +44,7 @@ mod foreign_load;
 mod layout;
 mod namespace;
 mod node;
+mod plot;
 mod schedule;
 mod tls;
 
@@ -84,6 +88,15 @@ enum Benchmark {
     /// For CI, --baseline compares the counts with a file that is kept with the source, and fails if they have
     /// increased.
     Instructions(instructions::InstructionsArgs),
+    /// Run scenarios: topology, load, peers, measurements and acceptance, each in a YAML file.
+    ///
+    /// Every peer gets the same load in turn, round after round. The results, and the same figures in the columns of
+    /// Istio's benchmark.csv, are stored as files.
+    Run(scenario::RunArgs),
+    /// Draw results of `bench run` as one self-contained HTML page.
+    Report(scenario::PageArgs),
+    /// Compare two results of `bench run`. Exit code 1 if a figure of skysail is worse.
+    Diff(scenario::DiffArgs),
     /// Certificates that the authority signs per second, without the network.
     Sign(sign::SignArgs),
     /// Answers requests with their own bodies.
@@ -114,6 +127,9 @@ pub fn run(args: Args) -> anyhow::Result<bool> {
         Benchmark::Dns(args) => dns::run(&args),
         Benchmark::Gateway(args) => gateway::run(&args),
         Benchmark::Instructions(args) => instructions::run(args),
+        Benchmark::Run(args) => scenario::run(&args),
+        Benchmark::Report(args) => scenario::page(&args).map(|()| true),
+        Benchmark::Diff(args) => scenario::diff(&args),
         Benchmark::Sign(args) => sign::run(&args),
         Benchmark::Serve(args) => serve::run(&args).map(|()| true),
         Benchmark::Relay(args) => relay::run(&args).map(|()| true),

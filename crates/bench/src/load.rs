@@ -79,6 +79,8 @@ pub(crate) struct LoadOutcome {
     pub(crate) due: Histogram<u64>,
     /// Nanoseconds from the time a request was sent to its complete response.
     pub(crate) sent: Histogram<u64>,
+    /// Nanoseconds from the due time of a request until the generator took it up. Empty without a schedule.
+    pub(crate) late: Histogram<u64>,
     /// Requests due in the window; without a schedule, those that ended in it.
     pub(crate) requests: u64,
     /// Of these, requests without a response: their connection broke or they timed out.
@@ -96,7 +98,8 @@ impl LoadOutcome {
         let none = histogram()?;
         Ok(Self {
             due: none.clone(),
-            sent: none,
+            sent: none.clone(),
+            late: none,
             requests: 0,
             unanswered: 0,
             refused: 0,

@@ -19,7 +19,10 @@ use crate::{
 };
 
 /// A proxy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Peer {
     /// This program, with the same bootstrap file as Envoy.
     Skysail,

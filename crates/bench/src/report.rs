@@ -1,4 +1,4 @@
-//! Result of `skysail bench latency`: all turns, medians and ranges over the rounds, ratios between peers, and
+//! Result of `skysail bench latency` and of a scenario: all turns, medians and ranges over the rounds, ratios between peers, and
 //! tables.
 //!
 //! Added latency and the ratio of two peers are computed within a round and then summarized: a machine's speed drifts,
@@ -8,15 +8,23 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{foreign_load::ForeignLoad, layout, topology::Measurement};
+use crate::{
+    foreign_load::ForeignLoad,
+    layout,
+    peers::Peer,
+    topology::{Measurement, Topology},
+};
 
 /// The result file; `docs/benchmarks.md` describes its format.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct LatencyReport {
     /// Incremented when the meaning of a field changes.
     pub(crate) format: u32,
-    pub(crate) benchmark: &'static str,
-    pub(crate) version: &'static str,
+    pub(crate) benchmark: String,
+    pub(crate) version: String,
+    /// Git commit of the source tree that contains this program, at the time of the run.
+    #[serde(default)]
+    pub(crate) commit: Option<String>,
     /// Seconds since 1970.
     pub(crate) started: u64,
     /// The run was ended before all turns were taken.
@@ -25,7 +33,10 @@ pub(crate) struct LatencyReport {
     pub(crate) settings: LatencySettings,
     pub(crate) peers: BTreeMap<String, Program>,
     pub(crate) runs: Vec<LatencyRun>,
+    /// Computed from the turns.
+    #[serde(skip_deserializing)]
     pub(crate) summary: Vec<SummaryRow>,
+    #[serde(skip_deserializing)]
     pub(crate) comparisons: Vec<PeerRatio>,
 }
 
@@ -48,9 +59,9 @@ pub(crate) struct Machine {
 }
 
 /// Settings of the run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LatencySettings {
-    pub(crate) topologies: Vec<&'static str>,
+    pub(crate) topologies: Vec<Topology>,
     pub(crate) connections: Vec<usize>,
     pub(crate) qps: u32,
     pub(crate) seconds: f64,
@@ -68,12 +79,12 @@ pub(crate) struct Program {
 }
 
 /// A turn.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct LatencyRun {
     pub(crate) round: u32,
-    pub(crate) topology: &'static str,
+    pub(crate) topology: Topology,
     /// Absent without a proxy.
-    pub(crate) peer: Option<&'static str>,
+    pub(crate) peer: Option<Peer>,
     pub(crate) connections: usize,
     #[serde(flatten)]
     pub(crate) measurement: Option<Measurement>,
@@ -91,8 +102,8 @@ pub(crate) struct Spread {
 /// A setting over the rounds.
 #[derive(Debug, Serialize)]
 pub(crate) struct SummaryRow {
-    pub(crate) topology: &'static str,
-    pub(crate) peer: Option<&'static str>,
+    pub(crate) topology: Topology,
+    pub(crate) peer: Option<Peer>,
     pub(crate) connections: usize,
     /// Number of successful turns, and of failed ones.
     pub(crate) rounds: usize,
@@ -103,17 +114,17 @@ pub(crate) struct SummaryRow {
 /// Ratio of the first peer to another one: its value divided by the other's, round by round.
 #[derive(Debug, Serialize)]
 pub(crate) struct PeerRatio {
-    pub(crate) topology: &'static str,
+    pub(crate) topology: Topology,
     pub(crate) connections: usize,
-    pub(crate) peer: &'static str,
-    pub(crate) other: &'static str,
+    pub(crate) peer: Peer,
+    pub(crate) other: Peer,
     pub(crate) ratios: BTreeMap<String, Spread>,
 }
 
 const COMPARED: [&str; 4] = ["cpu_proxies_us_per_request", "rss_proxies_kb", "added_p50_us", "added_p99_us"];
-const BASELINE: &str = "baseline";
 
-type SettingKey = (&'static str, usize, Option<&'static str>);
+/// Topology, connections and peer.
+pub(crate) type SettingKey = (Topology, usize, Option<Peer>);
 
 impl LatencyReport {
     /// Computes the summary and the comparisons of the turns so far.
@@ -172,10 +183,12 @@ impl LatencyReport {
             .filter(move |run| (run.topology, run.connections, run.peer) == (topology, connections, peer))
     }
 
-    fn metrics_by_round(&self, setting: SettingKey) -> BTreeMap<u32, BTreeMap<String, f64>> {
+    /// Returns the figures of a setting by round and name.
+    pub(crate) fn metrics_by_round(&self, setting: SettingKey) -> BTreeMap<u32, BTreeMap<String, f64>> {
         self.runs_of(setting)
             .filter_map(|run| {
-                let baseline = self.runs_of((BASELINE, run.connections, None)).find(|b| b.round == run.round);
+                let baseline =
+                    self.runs_of((Topology::Baseline, run.connections, None)).find(|b| b.round == run.round);
                 let baseline =
                     baseline.filter(|_| run.peer.is_some()).and_then(|run| run.measurement.as_ref());
                 Some((run.round, metrics(run.measurement.as_ref()?, baseline)))
@@ -191,7 +204,7 @@ impl LatencyReport {
                 self.summary.iter().filter(|row| row.topology == *topology).collect();
             if !rows.is_empty() {
                 // Writing to a String cannot fail.
-                let _ = write!(text, "### {topology}\n\n{}\n\n", table(&rows));
+                let _ = write!(text, "### {}\n\n{}\n\n", topology.name(), table(&rows));
             }
         }
         if !self.comparisons.is_empty() {
@@ -206,6 +219,7 @@ impl LatencyReport {
     fn legend(&self) -> Vec<String> {
         let mut lines = vec![legend(self.settings.rounds), COSTS.to_owned()];
         if let Some(PeerRatio { peer, other, .. }) = self.comparisons.first() {
+            let (peer, other) = (peer.name(), other.name());
             lines.push(format!(
                 "{peer} / {other}: {peer}'s figure divided by {other}'s of the same round; 0.50 is half as much. \
                  \"-\": a figure is missing, or {other}'s is not above 0."
@@ -255,6 +269,9 @@ pub(crate) fn metrics(run: &Measurement, baseline: Option<&Measurement>) -> BTre
     }
     add("answers_per_second".to_owned(), run.answers_per_second);
     add("other_cpus".to_owned(), run.other_cpus);
+    if let Some(late) = run.generator_late_p99_us {
+        add("generator_late_p99_us".to_owned(), late);
+    }
     metrics
 }
 
@@ -301,8 +318,11 @@ fn table(rows: &[&SummaryRow]) -> String {
         let cells = columns.iter().map(|(_, name, unit, digits)| {
             row.metrics.get(*name).map_or_else(|| "-".to_owned(), |spread| cell(spread, *unit, *digits))
         });
-        let start =
-            [row.connections.to_string(), row.peer.unwrap_or("-").to_owned(), failed(row.failed, row.rounds)];
+        let start = [
+            row.connections.to_string(),
+            row.peer.map_or("-", Peer::name).to_owned(),
+            failed(row.failed, row.rounds),
+        ];
         start.into_iter().chain(cells).collect()
     };
     let head: Vec<String> = head.map(str::to_owned).collect();
@@ -318,8 +338,11 @@ fn ratios(comparisons: &[PeerRatio]) -> String {
     ];
     let head = ["topology", "connections", "ratio"].into_iter().chain(columns.map(|(title, _)| title));
     let line = |one: &PeerRatio| {
-        let start =
-            [one.topology.to_owned(), one.connections.to_string(), format!("{} / {}", one.peer, one.other)];
+        let start = [
+            one.topology.name().to_owned(),
+            one.connections.to_string(),
+            format!("{} / {}", one.peer.name(), one.other.name()),
+        ];
         let ratio = |(_, name): (&str, &str)| {
             one.ratios.get(name).map_or_else(|| "-".to_owned(), |ratio| cell(ratio, 1.0, 2))
         };

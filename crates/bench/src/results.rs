@@ -8,7 +8,6 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use serde::Serialize;
-use time::OffsetDateTime;
 
 use crate::stage;
 
@@ -42,6 +41,18 @@ impl ResultFile {
         Ok(Self { path: path.to_owned() })
     }
 
+    /// Returns the file `NAME.json` in a folder, and creates the folder.
+    ///
+    /// # Errors
+    /// If the folder or the file cannot be written.
+    pub(crate) fn in_folder(folder: &Path, name: &str) -> anyhow::Result<Self> {
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create the folder {}", folder.display()))?;
+        let path = folder.join(format!("{name}.json"));
+        check_writable("the result file", &path)?;
+        Ok(Self { path })
+    }
+
     /// Writes the result as JSON. Returns the file and the text. A number is appended if a file of that name has
     /// appeared since.
     pub(crate) fn write(self, result: &impl Serialize) -> anyhow::Result<(PathBuf, String)> {
@@ -56,8 +67,7 @@ impl ResultFile {
 
 /// Returns a name like `skysail-bench-latency-20261125-005211.json`, in UTC.
 fn default_name(benchmark: &str, now: u64) -> String {
-    let now = i64::try_from(now).ok().and_then(|now| OffsetDateTime::from_unix_timestamp(now).ok());
-    let now = now.unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let now = stage::utc(now);
     let (year, month, day) = now.to_calendar_date();
     let (hour, minute, second) = now.to_hms();
     format!(

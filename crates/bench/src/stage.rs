@@ -11,6 +11,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use skysail_core::stdio;
 use tempfile::TempDir;
+use time::OffsetDateTime;
 
 use crate::{
     accounting,
@@ -26,9 +27,8 @@ use crate::{
 /// Settings of the turns.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Turns {
-    /// Proxies to measure. Default: all that are installed.
-    #[arg(long, value_name = "PEER,…", value_delimiter = ',', value_enum)]
-    pub(crate) peers: Vec<Peer>,
+    #[command(flatten)]
+    pub(crate) environment: Environment,
 
     /// Duration of the measurement in each turn.
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds)]
@@ -41,6 +41,14 @@ pub(crate) struct Turns {
     /// Number of turns of every peer.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rounds: u32,
+}
+
+/// Peers, scheduling and output of a benchmark with turns.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Environment {
+    /// Proxies to measure. Default: those of the benchmark that are installed.
+    #[arg(long, value_name = "PEER,…", value_delimiter = ',', value_enum)]
+    pub(crate) peers: Vec<Peer>,
 
     /// Program of Envoy. Default: ~/.cache/skysail/envoy-1.40.0/envoy, then PATH.
     #[arg(long, value_name = "FILE", env = "SKYSAIL_ENVOY")]
@@ -68,7 +76,7 @@ pub(crate) enum Output {
     Json,
 }
 
-impl Turns {
+impl Environment {
     /// Returns the peers that take part, with their programs.
     pub(crate) fn programs(&self, usual: &[Peer]) -> anyhow::Result<Vec<(Peer, PathBuf)>> {
         let places = PeerPrograms { skysail: self.skysail.clone(), envoy: self.envoy.clone() };
@@ -155,9 +163,29 @@ pub(crate) fn machine(
     }
 }
 
+/// Returns the Git commit of the source tree that contains this program, if there is one.
+pub(crate) fn commit() -> Option<String> {
+    let program = std::env::current_exe().ok()?;
+    let git = |arguments: &[&str]| {
+        let mut command = std::process::Command::new("git");
+        let output = command.arg("-C").arg(program.parent()?).args(arguments).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let changed = git(&["status", "--porcelain", "--untracked-files=no"])?;
+    Some(if changed.is_empty() { commit } else { format!("{commit} with changes") })
+}
+
 /// Returns the seconds since 1970.
 pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Returns the moment of seconds since 1970; 1970 itself if it is out of range.
+pub(crate) fn utc(seconds: u64) -> OffsetDateTime {
+    let moment =
+        i64::try_from(seconds).ok().and_then(|moment| OffsetDateTime::from_unix_timestamp(moment).ok());
+    moment.unwrap_or(OffsetDateTime::UNIX_EPOCH)
 }
 
 /// Returns the versions of the programs, by peer.

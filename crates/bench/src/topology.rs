@@ -27,7 +27,8 @@ use crate::{
 };
 
 /// Topology between client and server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Topology {
     /// No sidecar.
     Baseline,
@@ -140,6 +141,10 @@ pub(crate) struct Measurement {
     pub(crate) other_cpus: f64,
     /// Number of CPUs that the hypervisor gave to other machines.
     pub(crate) stolen_cpus: f64,
+    /// P99 of the delay between the due time of a request and the time at which the generator took it up. Absent
+    /// without a schedule, and in results of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) generator_late_p99_us: Option<f64>,
 }
 
 /// Share of failed requests above which a turn fails.
@@ -390,6 +395,7 @@ fn summarize(
         parts,
         other_cpus: (busy - ours as f64 / 1e9 / seconds).max(0.0),
         stolen_cpus: share(end.ticks.stolen.saturating_sub(begin.ticks.stolen)),
+        generator_late_p99_us: (!outcome.late.is_empty()).then(|| latencies(&outcome.late).p99),
     }
 }
 
@@ -430,6 +436,7 @@ mod tests {
         let outcome = LoadOutcome {
             due: load::histogram().unwrap(),
             sent: load::histogram().unwrap(),
+            late: load::histogram().unwrap(),
             requests: 1_000,
             unanswered: 0,
             refused: 0,

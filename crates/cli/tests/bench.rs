@@ -1,4 +1,4 @@
-//! `skysail bench`: one short baseline, its result file, its errors; a short comparison.
+//! `skysail bench`: one short baseline, its result file, its errors; a short comparison; a scenario in its tiny size.
 
 #![allow(clippy::panic, clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
@@ -145,6 +145,95 @@ fn a_short_comparison_measures_every_kind_of_load_and_can_be_shown_again() {
     let again = bench(folder.path(), &["compare", "--from", result.to_str().unwrap()]);
     let text = String::from_utf8_lossy(&again.stdout);
     assert!(again.status.success() && text.contains("### flat-out") && text.contains("× relay"), "{text}");
+}
+
+/// Runs a scenario in its tiny size, and returns its result.
+fn tiny(folder: &Path) -> serde_json::Value {
+    let scenario =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../../benchmarks/scenarios/latency-connections.yaml");
+    let arguments = ["run", scenario, "--size", "tiny", "--peers", "skysail", "--no-realtime"];
+    let arguments = [&arguments[..], &["--results", "results", "--output", "json"]].concat();
+    let output = bench(folder, &arguments);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_tiny_scenario_measures_all_turns_and_its_result_can_be_drawn_and_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let printed = tiny(folder.path());
+    let json = folder.path().join("results/latency-connections.json");
+    let written = std::fs::read(&json).unwrap();
+    assert_eq!(printed, serde_json::from_slice::<serde_json::Value>(&written).unwrap());
+    assert_eq!((&printed["benchmark"], &printed["size"]), (&"scenario".into(), &"tiny".into()));
+    assert_eq!(printed["violations"], serde_json::json!([]));
+
+    // Baseline, server's sidecar and both sidecars, with 2 and 4 connections.
+    let runs = printed["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 6);
+    for run in runs {
+        let counts = ["requests", "unanswered", "refused"].map(|name| run[name].as_u64().unwrap());
+        assert_eq!(counts, [100, 0, 0], "{run}");
+        let latency =
+            ["p50", "p90", "p99", "p99_9", "max"].map(|name| run["latency_us"][name].as_f64().unwrap());
+        assert!(latency[0] > 0.0 && latency.is_sorted(), "{run}");
+        assert!(run["generator_late_p99_us"].as_f64().unwrap() >= 0.0, "{run}");
+        let sidecars = match run["topology"].as_str().unwrap() {
+            "baseline" => &[][..],
+            "server-sidecar" => &["server-proxy"],
+            _ => &["client-proxy", "server-proxy"],
+        };
+        for sidecar in sidecars {
+            assert!(run["parts"][sidecar]["cpu_us_per_request"].as_f64().unwrap() > 0.0, "{run}");
+            assert!(run["parts"][sidecar]["rss_kb"].as_u64().unwrap() > 0, "{run}");
+        }
+    }
+    let csv = std::fs::read_to_string(json.with_extension("csv")).unwrap();
+    assert!(
+        csv.starts_with("StartTime,ActualDuration,Labels,NumThreads,ActualQPS,p50,p90,p99,p999,"),
+        "{csv}"
+    );
+    assert_eq!(csv.lines().count(), 7, "{csv}");
+
+    let drawn = bench(folder.path(), &["report", "results", "--html", "page.html"]);
+    assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
+    let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
+    assert!(page.contains("<svg ") && page.contains("the figures mean nothing"), "{page}");
+
+    let result = json.to_str().unwrap();
+    let compared = bench(folder.path(), &["diff", result, result]);
+    let text = String::from_utf8_lossy(&compared.stdout);
+    assert!(compared.status.success() && text.contains(" same |") && !text.contains(" worse |"), "{text}");
+    let mut worse = printed;
+    for run in worse["runs"].as_array_mut().unwrap() {
+        let cpu = &mut run["parts"]["server-proxy"]["cpu_us_per_request"];
+        *cpu = (cpu.as_f64().unwrap_or_default() * 2.0).into();
+    }
+    std::fs::write(folder.path().join("worse.json"), worse.to_string()).unwrap();
+    // One round with two numbers of connections permits a confidence of 50 %.
+    let compared = bench(folder.path(), &["diff", result, "worse.json", "--confidence", "50"]);
+    let text = String::from_utf8_lossy(&compared.stdout);
+    assert_eq!(compared.status.code(), Some(1), "{text}");
+    assert!(text.contains("| server-proxy CPU µs |   worse |"), "{text}");
+}
+
+#[test]
+fn an_invalid_scenario_is_refused_before_anything_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("x.yaml"), "name: x\nrate: 5\n").unwrap();
+    for (scenario, error) in [
+        ("x.yaml", "skysail: x.yaml:2: rate: unknown field `rate`"),
+        ("y.yaml", "skysail: cannot read the scenario y.yaml"),
+        ("y", "skysail: cannot read the scenario benchmarks/scenarios/y.yaml"),
+    ] {
+        let output = bench(folder.path(), &["run", scenario]);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{errors}");
+        assert!(errors.starts_with(error), "{errors}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    let output = bench(folder.path(), &["report", "."]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains(". has no result of bench run; measure with"));
 }
 
 #[test]

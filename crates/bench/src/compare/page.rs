@@ -1,29 +1,16 @@
-//! The result as a self-contained HTML page: without scripts, fonts or images from elsewhere.
+//! The result as a self-contained HTML page.
 
 use std::fmt::Write as _;
 
 use super::{
     experiments::{Experiment, Setting},
-    plot::{self, Bar, Line, escape},
     result::{Comparison, Row},
     table,
 };
-
-const STYLE: &str = "
-body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222;background:#fff}
-h1,h2{line-height:1.2}h2{margin-top:2.2em}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-size:13px}
-th,td{border-bottom:1px solid #ddd;padding:.25em .6em;text-align:right;white-space:nowrap}
-th{white-space:normal;vertical-align:bottom}th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
-svg{max-width:100%;height:auto;font:12px system-ui,sans-serif;display:block;margin:.8em 0}
-svg text{fill:#333}.group{font-weight:600}.grid{stroke:#ddd}.range{stroke:#000;stroke-width:1.5;fill:none}
-.line{fill:none;stroke-width:2}.high{stroke-dasharray:5 4}
-.user{fill:#4c78a8}.kernel{fill:#b8cbe0}.whole{fill:#4c78a8}
-.peer0{stroke:#d1495b;--c:#d1495b}.peer1{stroke:#2e6f9e;--c:#2e6f9e}.peer2{stroke:#3f8f5b;--c:#3f8f5b}
-.peer3{stroke:#b07b2c;--c:#b07b2c}.peer4{stroke:#777;--c:#777}circle{fill:var(--c)}
-.key{display:inline-block;width:1em;height:1em;vertical-align:-.15em;margin:0 .3em 0 1em}
-.key.user{background:#4c78a8}.key.kernel{background:#b8cbe0}
-";
+use crate::{
+    html,
+    plot::{self, Bar, Line, escape},
+};
 
 /// Returns the page.
 pub(super) fn page(comparison: &Comparison) -> String {
@@ -34,56 +21,27 @@ pub(super) fn page(comparison: &Comparison) -> String {
         let _ =
             write!(body, "<h2>{}</h2><p>{}.</p>", escape(experiment), escape(Experiment::title(experiment)));
         body.push_str(&plots(comparison, experiment));
-        let row = |cells: &[String], tag: &str| {
-            let cells = cells.iter().map(|cell| format!("<{tag}>{}</{tag}>", escape(cell)));
-            format!("<tr>{}</tr>", cells.collect::<String>())
-        };
-        let rows: String = cells.rows.iter().map(|cells| row(cells, "td")).collect();
-        let _ = write!(body, r#"<div class="wide"><table>{}{rows}</table></div>"#, row(&cells.head, "th"));
+        body.push_str(&html::table(&cells));
     }
     body.push_str(&omissions(comparison));
-    format!(
-        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width\"><title>skysail bench compare</title>\
-         <style>{STYLE}</style></head><body>{body}</body></html>\n"
-    )
+    html::document("skysail bench compare", &body)
 }
 
 fn heading(comparison: &Comparison) -> String {
     let Comparison { machine, settings, version, commit, started, .. } = comparison;
-    let mut text = format!(
-        "<h1>skysail bench compare</h1><p>Skysail {}{}, {}. {} ({} CPUs), Linux {}, {}, {}; load {:.1} at the start. \
-         Medians (lowest–highest) of {} rounds of {} s in alternation. CPU is that of the proxies, for a request, a connection, \
-         or 1 MB of TCP; user and kernel time are separated by sampled ticks.</p>",
+    let commit = commit.as_ref().map(|commit| format!(", commit {}", escape(commit))).unwrap_or_default();
+    let versions = comparison.peers.iter().map(|(name, program)| format!("{name}: {}", program.version));
+    format!(
+        "<h1>skysail bench compare</h1><p>Skysail {}{commit}, {}. {}. Medians (lowest–highest) of {} rounds of {} s in \
+         alternation. CPU is that of the proxies, for a request, a connection, or 1 MB of TCP; user and kernel time are \
+         separated by sampled ticks.</p>{}",
         escape(version),
-        commit.as_ref().map(|commit| format!(", commit {}", escape(commit))).unwrap_or_default(),
-        date(*started),
-        escape(&machine.cpu),
-        machine.cpus,
-        escape(&machine.kernel),
-        escape(&machine.network),
-        escape(&machine.scheduling),
-        machine.load,
+        html::date(*started),
+        escape(&html::machine(machine)),
         settings.rounds,
         settings.seconds,
-    );
-    let versions = comparison.peers.iter();
-    let versions =
-        versions.map(|(name, program)| format!("<li>{}: {}</li>", escape(name), escape(&program.version)));
-    let _ = write!(text, "<ul>{}</ul>", versions.collect::<String>());
-    text
-}
-
-/// Formats seconds since 1970 as date and time in UTC (the civil calendar by eras of 400 years).
-fn date(seconds: u64) -> String {
-    let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (month, year) = if month < 10 { (month + 3, year) } else { (month - 9, year + 1) };
-    format!("{:04}-{month:02}-{day:02} {:02}:{:02} UTC", year + era * 400, rest / 3_600, rest / 60 % 60)
+        html::list(versions)
+    )
 }
 
 fn plots(comparison: &Comparison, experiment: &str) -> String {
@@ -211,7 +169,7 @@ fn latency(comparison: &Comparison, axis: &str) -> String {
             }
         }
     }
-    let plot = plot::lines(&lines, axis, "µs");
+    let plot = plot::lines(&lines, axis, "latency, µs");
     if plot.is_empty() {
         return plot;
     }
@@ -241,21 +199,6 @@ fn omissions(comparison: &Comparison) -> String {
             run.error.as_ref()?
         ))
     }));
-    if lines.is_empty() {
-        return String::new();
-    }
-    let items = lines.iter().map(|line| format!("<li>{}</li>", escape(line)));
-    format!("<h2>What is missing</h2><ul>{}</ul>", items.collect::<String>())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dates_follow_the_calendar() {
-        assert_eq!(date(0), "1970-01-01 00:00 UTC");
-        assert_eq!(date(951_827_696), "2000-02-29 12:34 UTC");
-        assert_eq!(date(1_735_689_599), "2024-12-31 23:59 UTC");
-    }
+    let list = html::list(lines);
+    if list.is_empty() { list } else { format!("<h2>What is missing</h2>{list}") }
 }

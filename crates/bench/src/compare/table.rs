@@ -7,7 +7,7 @@ use super::{
     result::{Comparison, Row, Skipped, TurnResult},
 };
 use crate::{
-    layout,
+    layout::{self, TextTable},
     report::{self, cell},
 };
 
@@ -50,12 +50,6 @@ const COLUMNS: [(&str, &str, f64, usize); 31] = [
 /// peer's name instead.
 const FIRST: &str = "first";
 
-/// A table as text, cell by cell.
-pub(super) struct TextTable {
-    pub(super) head: Vec<String>,
-    pub(super) rows: Vec<Vec<String>>,
-}
-
 /// Returns the table of an experiment; `None` if it has no rows.
 pub(super) fn cells(comparison: &Comparison, experiment: &str) -> Option<TextTable> {
     let rows: Vec<&Row> = comparison.summary.iter().filter(|row| row.experiment == experiment).collect();
@@ -86,10 +80,10 @@ pub(super) fn cells(comparison: &Comparison, experiment: &str) -> Option<TextTab
 pub(super) fn tables(comparison: &Comparison) -> String {
     let mut text = String::new();
     for experiment in &comparison.settings.experiments {
-        let Some(TextTable { head, rows }) = cells(comparison, experiment) else { continue };
+        let Some(table) = cells(comparison, experiment) else { continue };
         let title = layout::paragraph(&format!("{}.", Experiment::title(experiment)));
         // Writing to a String cannot fail.
-        let _ = write!(text, "### {experiment}\n\n{title}\n\n{}\n\n", layout::tables(2, &head, &rows));
+        let _ = write!(text, "### {experiment}\n\n{title}\n\n{}\n\n", table.markdown(2));
     }
     for line in legend(comparison) {
         let _ = writeln!(text, "{}", layout::paragraph(&line));

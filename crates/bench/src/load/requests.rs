@@ -186,6 +186,10 @@ impl<'a> Generator<'a> {
         let Some(schedule) = self.load.schedule else { return Ok(()) };
         while self.next < self.total && self.start + schedule.due(self.next) <= now {
             let at = usize::try_from(self.next % self.connections.len() as u64)?;
+            if self.next >= self.first {
+                let due = self.start + schedule.due(self.next);
+                self.outcome.late.saturating_record(clock::now().saturating_sub(due));
+            }
             self.next += 1;
             self.connections[at].waiting += 1;
             self.begin(at)?;

@@ -49,6 +49,7 @@ fn every_request_of_the_window_is_accounted_for() {
     assert_eq!(moments, [WindowBoundary::Begin, WindowBoundary::End]);
     assert_eq!((outcome.requests, outcome.unanswered, outcome.refused), (200, 0, 0));
     assert_eq!(outcome.due.len(), 200);
+    assert_eq!(outcome.late.len(), 200);
     // A request is never sent before it is due.
     assert!(outcome.due.max() >= outcome.sent.min());
     assert!(outcome.due.mean() >= outcome.sent.mean());

@@ -25,12 +25,13 @@ fn measurement(p50: f64, cpu: f64) -> Measurement {
         parts: parts.map(|(name, cpu)| (name.to_owned(), cost(cpu))).into(),
         other_cpus: 0.0,
         stolen_cpus: 0.0,
+        generator_late_p99_us: Some(7.0),
     }
 }
 
 fn report(runs: Vec<LatencyRun>) -> LatencyReport {
     let settings = LatencySettings {
-        topologies: vec!["baseline", "both-sidecars"],
+        topologies: vec![Topology::Baseline, Topology::BothSidecars],
         connections: vec![16],
         qps: 1_000,
         seconds: 5.0,
@@ -51,8 +52,9 @@ fn report(runs: Vec<LatencyRun>) -> LatencyReport {
     };
     let mut report = LatencyReport {
         format: 1,
-        benchmark: "latency",
-        version: "0",
+        benchmark: "latency".to_owned(),
+        version: "0".to_owned(),
+        commit: None,
         started: 0,
         interrupted: false,
         machine,
@@ -66,8 +68,8 @@ fn report(runs: Vec<LatencyRun>) -> LatencyReport {
     report
 }
 
-fn run(round: u32, peer: Option<&'static str>, p50: f64, cpu: f64) -> LatencyRun {
-    let topology = if peer.is_some() { "both-sidecars" } else { "baseline" };
+fn run(round: u32, peer: Option<Peer>, p50: f64, cpu: f64) -> LatencyRun {
+    let topology = if peer.is_some() { Topology::BothSidecars } else { Topology::Baseline };
     LatencyRun {
         round,
         topology,
@@ -89,9 +91,9 @@ fn medians_and_ranges() {
 fn added_latency_is_over_the_baseline_of_the_same_round() {
     let report = report(vec![
         run(1, None, 100.0, 0.0),
-        run(1, Some("envoy"), 400.0, 100.0),
+        run(1, Some(Peer::Envoy), 400.0, 100.0),
         run(2, None, 200.0, 0.0),
-        run(2, Some("envoy"), 520.0, 120.0),
+        run(2, Some(Peer::Envoy), 520.0, 120.0),
     ]);
     assert_eq!(report.summary.len(), 2);
     assert!(!report.summary[0].metrics.contains_key("added_p50_us"), "nothing is added to the baseline");
@@ -105,22 +107,22 @@ fn added_latency_is_over_the_baseline_of_the_same_round() {
 
 #[test]
 fn peers_are_compared_within_rounds_and_failures_counted() {
-    let mut failed = run(3, Some("envoy"), 0.0, 0.0);
+    let mut failed = run(3, Some(Peer::Envoy), 0.0, 0.0);
     failed.measurement = None;
     failed.error = Some("ended".to_owned());
     let report = report(vec![
-        run(1, Some("skysail"), 100.0, 40.0),
-        run(1, Some("envoy"), 100.0, 100.0),
-        run(2, Some("skysail"), 100.0, 120.0),
-        run(2, Some("envoy"), 100.0, 200.0),
-        run(3, Some("skysail"), 100.0, 1.0),
+        run(1, Some(Peer::Skysail), 100.0, 40.0),
+        run(1, Some(Peer::Envoy), 100.0, 100.0),
+        run(2, Some(Peer::Skysail), 100.0, 120.0),
+        run(2, Some(Peer::Envoy), 100.0, 200.0),
+        run(3, Some(Peer::Skysail), 100.0, 1.0),
         failed,
     ]);
     let [comparison] = report.comparisons.as_slice() else { panic!("{:?}", report.comparisons) };
-    assert_eq!((comparison.peer, comparison.other), ("skysail", "envoy"));
+    assert_eq!((comparison.peer, comparison.other), (Peer::Skysail, Peer::Envoy));
     let cpu = comparison.ratios["cpu_proxies_us_per_request"];
     assert!((cpu.median - 0.5).abs() < 1e-9 && (cpu.max - 0.6).abs() < 1e-9, "{cpu:?}");
-    let envoy = report.summary.iter().find(|row| row.peer == Some("envoy")).unwrap();
+    let envoy = report.summary.iter().find(|row| row.peer == Some(Peer::Envoy)).unwrap();
     assert_eq!((envoy.rounds, envoy.failed), (2, 1));
     let text = report.tables();
     assert!(text.contains(" 1/3 |"), "{text}");
@@ -140,7 +142,7 @@ fn tables_fit_a_terminal_with_all_peers_and_long_figures() {
         // A slow machine: each figure has a range of three numbers with seven digits.
         let factor = f64::from(round);
         runs.push(run(round, None, 1_234_567.8 * factor, 0.0));
-        for peer in ["skysail", "envoy", "haproxy", "nginx"] {
+        for peer in Peer::ALL {
             runs.push(run(round, Some(peer), 1_876_543.2 * factor, 98_765.4 * factor));
         }
     }

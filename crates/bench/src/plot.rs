@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 /// Escapes text for HTML and SVG.
-pub(super) fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
@@ -18,16 +18,16 @@ pub(super) fn escape(text: &str) -> String {
 }
 
 /// A bar of several parts.
-pub(super) struct Bar {
-    pub(super) label: String,
+pub(crate) struct Bar {
+    pub(crate) label: String,
     /// Length and CSS class of each part.
-    pub(super) parts: Vec<(f64, String)>,
+    pub(crate) parts: Vec<(f64, String)>,
     /// Minimum and maximum of the sum.
-    pub(super) range: (f64, f64),
+    pub(crate) range: (f64, f64),
 }
 
 /// Plots bars under headings, all on one scale that begins at zero.
-pub(super) fn bars(groups: &[(String, Vec<Bar>)], digits: usize) -> String {
+pub(crate) fn bars(groups: &[(String, Vec<Bar>)], digits: usize) -> String {
     const LEFT: f64 = 150.0;
     const WIDTH: f64 = 480.0;
     const LINE: f64 = 22.0;
@@ -78,15 +78,15 @@ pub(super) fn bars(groups: &[(String, Vec<Bar>)], digits: usize) -> String {
 }
 
 /// A line of a plot.
-pub(super) struct Line {
-    pub(super) label: String,
+pub(crate) struct Line {
+    pub(crate) label: String,
     /// CSS classes.
-    pub(super) class: String,
-    pub(super) points: Vec<(f64, f64)>,
+    pub(crate) class: String,
+    pub(crate) points: Vec<(f64, f64)>,
 }
 
 /// Plots lines over two logarithmic axes.
-pub(super) fn lines(lines: &[Line], x_title: &str, y_title: &str) -> String {
+pub(crate) fn lines(lines: &[Line], x_title: &str, y_title: &str) -> String {
     const LEFT: f64 = 60.0;
     const TOP: f64 = 26.0;
     const WIDTH: f64 = 460.0;

@@ -1,0 +1,408 @@
+//! The format of a scenario: topologies, configuration, load, peers, what to measure, acceptance.
+//!
+//! A scenario names no property of the machine, so the same file can describe a run elsewhere. Every value has
+//! bounds. An error names the file, the line, the field and the remedy.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use anyhow::{Context as _, bail};
+use serde::{Deserialize, Serialize};
+use skysail_yaml::{Node, Value};
+
+use crate::{peers::Peer, report::LatencySettings, topology::Topology};
+
+/// Maximum size of a file in bytes.
+const MAX_FILE: u64 = 1 << 20;
+/// Maximum number of connections of a turn.
+const MAX_CONNECTIONS: usize = 4_096;
+/// Maximum number of rounds; `bench diff` computes exact probabilities up to it.
+pub(super) const MAX_ROUNDS: u32 = 30;
+
+/// A scenario.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Scenario {
+    /// Name of the result files: lower-case letters, digits and hyphens.
+    pub(super) name: String,
+    pub(super) title: String,
+    /// What the scenario answers.
+    pub(super) question: String,
+    /// Topologies between client and server. Added latency needs `baseline`.
+    pub(super) topologies: Vec<Topology>,
+    pub(super) configuration: Configuration,
+    pub(super) load: ScenarioLoad,
+    /// Proxies to compare.
+    pub(super) peers: Vec<Peer>,
+    /// What tables and plots show, and what `bench diff` compares.
+    pub(super) measure: Vec<Measure>,
+    #[serde(default)]
+    pub(super) acceptance: Acceptance,
+    pub(super) sizes: Sizes,
+    /// Figures of others for the same question.
+    #[serde(default)]
+    pub(super) published: Vec<Published>,
+}
+
+/// Configuration of each sidecar.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Configuration {
+    /// Worker threads (nginx: processes).
+    pub(super) workers: u32,
+}
+
+/// Load on the topology.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ScenarioLoad {
+    pub(super) protocol: LoadProtocol,
+    /// Requests per second over all connections, due at even intervals.
+    pub(super) rate: u32,
+    /// Numbers of client connections, each with turns of its own.
+    pub(super) connections: Vec<usize>,
+    /// Bytes of the body of a request, and of its response.
+    pub(super) payload: u32,
+}
+
+/// Protocol of the load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum LoadProtocol {
+    /// HTTP/1.1 on persistent connections.
+    Http1,
+}
+
+/// A group of figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Measure {
+    /// Latency from when requests were due.
+    Latency,
+    /// Latency over the baseline of the same round.
+    AddedLatency,
+    /// CPU time of each sidecar.
+    Cpu,
+    /// Resident memory of each sidecar.
+    Memory,
+}
+
+/// A figure: its name in results, title, divisor of its unit, and decimals.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Figure {
+    pub(super) metric: &'static str,
+    pub(super) title: &'static str,
+    pub(super) unit: f64,
+    pub(super) digits: usize,
+}
+
+const fn figure(metric: &'static str, title: &'static str, unit: f64, digits: usize) -> Figure {
+    Figure { metric, title, unit, digits }
+}
+
+impl Measure {
+    /// Returns the figures of the group. Less is better in all of them.
+    pub(super) fn figures(self) -> &'static [Figure] {
+        const LATENCY: [Figure; 4] = [
+            figure("latency_p50_us", "P50 µs", 1.0, 0),
+            figure("latency_p90_us", "P90 µs", 1.0, 0),
+            figure("latency_p99_us", "P99 µs", 1.0, 0),
+            figure("latency_p99_9_us", "P99.9 µs", 1.0, 0),
+        ];
+        const ADDED: [Figure; 3] = [
+            figure("added_p50_us", "added P50 µs", 1.0, 0),
+            figure("added_p90_us", "added P90 µs", 1.0, 0),
+            figure("added_p99_us", "added P99 µs", 1.0, 0),
+        ];
+        const CPU: [Figure; 2] = [
+            figure("cpu_client_proxy_us_per_request", "client-proxy CPU µs", 1.0, 1),
+            figure("cpu_server_proxy_us_per_request", "server-proxy CPU µs", 1.0, 1),
+        ];
+        const MEMORY: [Figure; 2] = [
+            figure("rss_client_proxy_kb", "client-proxy RSS MB", 1_024.0, 1),
+            figure("rss_server_proxy_kb", "server-proxy RSS MB", 1_024.0, 1),
+        ];
+        match self {
+            Self::Latency => &LATENCY,
+            Self::AddedLatency => &ADDED,
+            Self::Cpu => &CPU,
+            Self::Memory => &MEMORY,
+        }
+    }
+
+    /// Returns the figure with this name.
+    fn figure(metric: &str) -> Option<Figure> {
+        let all = [Self::Latency, Self::AddedLatency, Self::Cpu, Self::Memory];
+        all.iter().flat_map(|group| group.figures()).find(|figure| figure.metric == metric).copied()
+    }
+}
+
+/// Conditions that a result must meet.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Acceptance {
+    /// Maximum share of failed requests of each turn, in percent. Default: 0.
+    #[serde(default)]
+    pub(super) failed_percent: f64,
+    /// Maximum medians. They hold for the size `default`.
+    #[serde(default)]
+    pub(super) limits: Vec<Limit>,
+}
+
+/// Maximum of the median of a figure, over all numbers of connections.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Limit {
+    pub(super) metric: String,
+    pub(super) topology: Topology,
+    /// Absent for the baseline.
+    #[serde(default)]
+    pub(super) peer: Option<Peer>,
+    pub(super) at_most: f64,
+}
+
+/// Sizes in which a scenario can run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Sizes {
+    pub(super) default: RunSize,
+    /// For a check of the scenario itself, in seconds. Its figures mean nothing.
+    pub(super) tiny: RunSize,
+}
+
+/// Name of a size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum SizeName {
+    /// The size for figures.
+    Default,
+    /// A check of the scenario itself in seconds; its figures mean nothing.
+    Tiny,
+}
+
+/// Number and duration of turns.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RunSize {
+    pub(super) rounds: u32,
+    /// Duration of the measurement in each turn, and of the load before it, in seconds.
+    pub(super) seconds: f64,
+    pub(super) warmup: f64,
+    /// Replaces `load.rate`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) rate: Option<u32>,
+    /// Replaces `load.connections`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) connections: Option<Vec<usize>>,
+}
+
+/// Figures that others have published.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Published {
+    /// Name and version of the mesh.
+    pub(super) system: String,
+    /// Document or file, with its date, and how it measured.
+    pub(super) source: String,
+    pub(super) topology: Topology,
+    pub(super) rows: Vec<PublishedRow>,
+}
+
+/// Figures of one number of connections.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PublishedRow {
+    /// Absent if the source does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) connections: Option<usize>,
+    /// Figures by their names in results.
+    pub(super) metrics: BTreeMap<String, f64>,
+}
+
+impl Scenario {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, is not YAML, or has an unknown field or a value out of bounds. The message names the
+    /// line and the field.
+    pub(super) fn read(file: &Path) -> anyhow::Result<Self> {
+        let size = fs::metadata(file).with_context(|| {
+            format!(
+                "cannot read the scenario {}; name a YAML file, such as those in benchmarks/scenarios",
+                file.display()
+            )
+        })?;
+        if size.len() > MAX_FILE {
+            bail!("{}: {} bytes; a scenario has at most {MAX_FILE}", file.display(), size.len());
+        }
+        let text = fs::read_to_string(file)
+            .with_context(|| format!("cannot read the scenario {}", file.display()))?;
+        Self::parse(&text).map_err(|error| anyhow::anyhow!("{}:{error}", file.display()))
+    }
+
+    /// Parses a text. An error begins with its line.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let mut documents = skysail_yaml::documents(text);
+        let document = documents.next().ok_or("1: the file is empty; write the fields of a scenario")?;
+        if let Some(second) = documents.next() {
+            return Err(format!(
+                "{}: a second document; write each scenario to a file of its own",
+                second.line
+            ));
+        }
+        if let Some((field, line, first)) = document.duplicates.first() {
+            return Err(format!("{line}: {field}: also on line {first}; remove one of them"));
+        }
+        let root = document
+            .root
+            .map_err(|error| format!("{}: {}; correct the syntax", error.line, error.message))?;
+        let scenario: Self = serde_path_to_error::deserialize(root.to_json()).map_err(|error| {
+            let field = error.path().to_string();
+            let reason = error.into_inner().to_string();
+            message(&root, &field, &reason)
+        })?;
+        scenario.check().map_err(|(field, reason)| message(&root, &field, &reason))?;
+        Ok(scenario)
+    }
+
+    /// Returns the settings of a run. `rounds` replaces the number in the file.
+    pub(super) fn settings(&self, size: SizeName, rounds: Option<u32>) -> LatencySettings {
+        let size = match size {
+            SizeName::Default => &self.sizes.default,
+            SizeName::Tiny => &self.sizes.tiny,
+        };
+        LatencySettings {
+            topologies: self.topologies.clone(),
+            connections: size.connections.as_ref().unwrap_or(&self.load.connections).clone(),
+            qps: size.rate.unwrap_or(self.load.rate),
+            seconds: size.seconds,
+            warmup: size.warmup,
+            payload: self.load.payload as usize,
+            rounds: rounds.unwrap_or(size.rounds),
+            workers: self.configuration.workers,
+        }
+    }
+
+    /// Returns the figures to show, in order.
+    pub(super) fn figures(&self) -> impl Iterator<Item = &'static Figure> {
+        self.measure.iter().flat_map(|group| group.figures())
+    }
+
+    /// Checks the bounds. An error has the field and the reason.
+    fn check(&self) -> Result<(), (String, String)> {
+        let is_name = |character: char| matches!(character, 'a'..='z' | '0'..='9' | '-');
+        ensure(
+            !self.name.is_empty() && self.name.len() <= 64 && self.name.chars().all(is_name),
+            "name",
+            || "must be 1 to 64 lower-case letters, digits and hyphens".to_owned(),
+        )?;
+        text("title", &self.title, 100)?;
+        text("question", &self.question, 500)?;
+        distinct("topologies", &self.topologies, 4)?;
+        distinct("peers", &self.peers, 5)?;
+        distinct("measure", &self.measure, 4)?;
+        let needs_baseline = self.measure.contains(&Measure::AddedLatency);
+        ensure(!needs_baseline || self.topologies.contains(&Topology::Baseline), "topologies", || {
+            "must contain baseline, because `measure` has added-latency".to_owned()
+        })?;
+        within("configuration.workers", f64::from(self.configuration.workers), 1.0, 256.0)?;
+        within("load.rate", f64::from(self.load.rate), 1.0, 1e6)?;
+        within("load.payload", f64::from(self.load.payload), 0.0, 524_288.0)?;
+        connections("load.connections", &self.load.connections)?;
+        for (name, size) in [("default", &self.sizes.default), ("tiny", &self.sizes.tiny)] {
+            let field = |field: &str| format!("sizes.{name}.{field}");
+            within(&field("rounds"), f64::from(size.rounds), 1.0, f64::from(MAX_ROUNDS))?;
+            within(&field("seconds"), size.seconds, 0.1, 3_600.0)?;
+            within(&field("warmup"), size.warmup, 0.1, 3_600.0)?;
+            within(&field("rate"), f64::from(size.rate.unwrap_or(1)), 1.0, 1e6)?;
+            size.connections
+                .as_ref()
+                .map_or(Ok(()), |numbers| connections(&field("connections"), numbers))?;
+        }
+        self.check_acceptance()?;
+        self.check_published()
+    }
+
+    fn check_acceptance(&self) -> Result<(), (String, String)> {
+        within("acceptance.failed_percent", self.acceptance.failed_percent, 0.0, 100.0)?;
+        for (index, limit) in self.acceptance.limits.iter().enumerate() {
+            let field = |field: &str| format!("acceptance.limits[{index}].{field}");
+            ensure(Measure::figure(&limit.metric).is_some(), &field("metric"), unknown_metric)?;
+            within(&field("at_most"), limit.at_most, 0.0, 1e12)?;
+            let has_peer = limit.peer.is_some();
+            ensure(has_peer != (limit.topology == Topology::Baseline), &field("peer"), || {
+                "must name a peer, unless the topology is baseline".to_owned()
+            })?;
+        }
+        Ok(())
+    }
+
+    fn check_published(&self) -> Result<(), (String, String)> {
+        for (index, published) in self.published.iter().enumerate() {
+            text(&format!("published[{index}].system"), &published.system, 60)?;
+            text(&format!("published[{index}].source"), &published.source, 500)?;
+            for (row, PublishedRow { metrics, .. }) in published.rows.iter().enumerate() {
+                for (metric, value) in metrics {
+                    let field = format!("published[{index}].rows[{row}].metrics.{metric}");
+                    ensure(Measure::figure(metric).is_some(), &field, unknown_metric)?;
+                    within(&field, *value, 0.0, 1e12)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns an error with the line of the field. A field that is missing has the line of the object that lacks it.
+fn message(root: &Node, field: &str, reason: &str) -> String {
+    let (mut node, mut line) = (root, root.line);
+    for part in field.split(['.', '[', ']']).filter(|part| !part.is_empty()) {
+        let inner = match &node.value {
+            Value::Map(entries) => {
+                entries.iter().find(|entry| entry.key == part).map(|entry| (entry.line, &entry.value))
+            }
+            Value::List(items) => {
+                part.parse().ok().and_then(|at: usize| items.get(at)).map(|item| (item.line, item))
+            }
+            _ => None,
+        };
+        let Some((at, inner)) = inner else { break };
+        (line, node) = (at, inner);
+    }
+    let field = if field.is_empty() || field == "." { String::new() } else { format!("{field}: ") };
+    format!("{line}: {field}{reason}; docs/scenarios.md has the format")
+}
+
+type Checked = Result<(), (String, String)>;
+
+fn ensure(is_valid: bool, field: &str, reason: impl FnOnce() -> String) -> Checked {
+    if is_valid { Ok(()) } else { Err((field.to_owned(), reason())) }
+}
+
+fn within(field: &str, value: f64, min: f64, max: f64) -> Checked {
+    ensure((min..=max).contains(&value), field, || format!("{value} must be from {min} to {max}"))
+}
+
+fn text(field: &str, text: &str, max: usize) -> Checked {
+    let length = text.trim().chars().count();
+    ensure((1..=max).contains(&length), field, || format!("must have 1 to {max} characters, has {length}"))
+}
+
+fn distinct<T: PartialEq>(field: &str, values: &[T], max: usize) -> Checked {
+    let is_repeated = |index: usize| values[..index].contains(&values[index]);
+    let is_valid = (1..=max).contains(&values.len()) && !(0..values.len()).any(is_repeated);
+    ensure(is_valid, field, || format!("must have 1 to {max} values, each once"))
+}
+
+fn connections(field: &str, numbers: &[usize]) -> Checked {
+    distinct(field, numbers, 32)?;
+    for (index, number) in numbers.iter().enumerate() {
+        within(&format!("{field}[{index}]"), *number as f64, 1.0, MAX_CONNECTIONS as f64)?;
+    }
+    Ok(())
+}
+
+fn unknown_metric() -> String {
+    let all = [Measure::Latency, Measure::AddedLatency, Measure::Cpu, Measure::Memory];
+    let names: Vec<&str> = all.iter().flat_map(|group| group.figures()).map(|figure| figure.metric).collect();
+    format!("no such metric; use {}", names.join(", "))
+}

@@ -1,0 +1,244 @@
+//! `skysail bench report`: results of `bench run` as one self-contained HTML page.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, ensure};
+use skysail_core::stdio;
+
+use super::{
+    ScenarioResult, csv,
+    format::{Figure, Measure, Published, SizeName},
+    read, table,
+};
+use crate::{
+    html,
+    peers::Peer,
+    plot::{self, Line, escape},
+    results,
+    topology::Topology,
+};
+
+/// Number of colours of lines; the last one is that of the baseline.
+const COLOURS: usize = 5;
+
+/// Settings of `skysail bench report`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct PageArgs {
+    /// Folders with result files of `bench run`. Files of other benchmarks are ignored.
+    #[arg(value_name = "DIR", required = true)]
+    folders: Vec<PathBuf>,
+
+    /// File of the page. An existing file is replaced.
+    #[arg(long, value_name = "FILE", default_value = "report.html")]
+    html: PathBuf,
+
+    /// Files with the columns of Istio's benchmark.csv. Rows of the same rate and payload are shown beside the results.
+    #[arg(long, value_name = "FILE")]
+    istio_csv: Vec<PathBuf>,
+}
+
+/// Writes the page.
+///
+/// # Errors
+/// A folder has no result, or a file cannot be read or written.
+pub(crate) fn page(args: &PageArgs) -> anyhow::Result<()> {
+    results::check_writable("--html", &args.html)?;
+    let mut all = Vec::new();
+    for folder in &args.folders {
+        let found = results_in(folder)?;
+        ensure!(
+            !found.is_empty(),
+            "{} has no result of bench run; measure with skysail bench run",
+            folder.display()
+        );
+        all.extend(found);
+    }
+    let mut body = "<h1>Skysail benchmarks</h1>".to_owned();
+    let mut figures = 0;
+    for result in &all {
+        let further: anyhow::Result<Vec<_>> =
+            args.istio_csv.iter().map(|file| csv::read(file, &result.report.settings)).collect();
+        body.push_str(&section(result, &further?.concat(), &mut figures));
+    }
+    fs::write(&args.html, html::document("Skysail benchmarks", &body))
+        .with_context(|| format!("cannot write {}", args.html.display()))?;
+    stdio::print(format_args!("The page is {}.", args.html.display()))?;
+    Ok(())
+}
+
+/// Returns the results of `bench run` in a folder, by file name.
+fn results_in(folder: &Path) -> anyhow::Result<Vec<ScenarioResult>> {
+    let entries = fs::read_dir(folder)
+        .with_context(|| format!("cannot read {}; name a folder of results", folder.display()))?;
+    let mut files: Vec<PathBuf> =
+        entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
+    files.sort();
+    let mut results = Vec::new();
+    for file in &files {
+        results.extend(read(file)?);
+    }
+    Ok(results)
+}
+
+/// Returns the section of a result. `figures` is the number of figures so far.
+pub(super) fn section(result: &ScenarioResult, further: &[Published], figures: &mut usize) -> String {
+    let mut text = heading(result);
+    let made = made(result);
+    for topology in
+        result.report.settings.topologies.iter().filter(|topology| **topology != Topology::Baseline)
+    {
+        for measure in &result.scenario.measure {
+            text.push_str(&figure(result, *topology, *measure, (&made, &mut *figures)));
+        }
+    }
+    for (topology, tables) in table::tables(result, further) {
+        let tables: String = tables.iter().map(html::table).collect();
+        // Writing to a String cannot fail.
+        let _ = write!(text, "<h3>{}</h3>{tables}", topology.name());
+    }
+    let explained = table::legend(result).into_iter().chain(table::sources(result, further));
+    text.push_str(&html::list(explained));
+    let missing = missing(result);
+    if !missing.is_empty() {
+        let _ = write!(text, "<h3>Missing or not accepted</h3>{}", html::list(missing));
+    }
+    text
+}
+
+fn heading(result: &ScenarioResult) -> String {
+    let ScenarioResult { scenario, report, .. } = result;
+    let commit = report.commit.as_deref().unwrap_or("unknown");
+    let versions = report.peers.iter().map(|(name, program)| format!("{name}: {}", program.version));
+    format!(
+        "<h2>{}</h2><p>{}</p><p>Skysail {}, commit {}, {}. {}.</p>{}",
+        escape(&scenario.title),
+        escape(&scenario.question),
+        escape(&report.version),
+        escape(commit),
+        html::date(report.started),
+        escape(&html::machine(&report.machine)),
+        html::list(versions)
+    )
+}
+
+/// Says how the figures were made.
+fn made(result: &ScenarioResult) -> String {
+    let settings = &result.report.settings;
+    let tiny = match result.size {
+        SizeName::Default => "",
+        SizeName::Tiny => " --size tiny (the figures mean nothing)",
+    };
+    format!(
+        "Medians of {} rounds in which all peers take turns of {} s after {} s of warm-up; {} requests/s over HTTP/1.1, \
+         due at even intervals; {} bytes each way; {} workers of each sidecar. Command: skysail bench run {} \
+         --rounds {}{tiny}.",
+        settings.rounds,
+        settings.seconds,
+        settings.warmup,
+        settings.qps,
+        settings.payload,
+        settings.workers,
+        result.scenario.name,
+        settings.rounds
+    )
+}
+
+/// Returns a figure of a group of measurements against the number of connections; empty without values.
+fn figure(
+    result: &ScenarioResult,
+    topology: Topology,
+    measure: Measure,
+    (made, figures): (&str, &mut usize),
+) -> String {
+    let (what, y_title) = match measure {
+        Measure::Latency => ("Latency from when requests were due, P50 and P99", "latency, µs"),
+        Measure::AddedLatency => ("Latency over the baseline, P50 and P99", "added latency, µs"),
+        Measure::Cpu => ("CPU time of each sidecar for a request", "CPU, µs for a request"),
+        Measure::Memory => ("Resident memory of each sidecar", "resident memory, MB"),
+    };
+    // Of the latencies, two lines for each peer are enough.
+    let shown = |figure: &&Figure| !figure.metric.contains("p90") && !figure.metric.contains("p99_9");
+    let mut lines = Vec::new();
+    for (index, peer) in peers(result).iter().enumerate() {
+        let of = if peer.is_some() { topology } else { Topology::Baseline };
+        let colour = if peer.is_some() { index % (COLOURS - 1) } else { COLOURS - 1 };
+        for (figure, style) in measure.figures().iter().filter(shown).zip(["", " high"]) {
+            let label = format!("{} {}", peer.map_or("no sidecar", Peer::name), short_title(figure));
+            let points = points(result, (of, *peer), figure);
+            if !points.is_empty() {
+                lines.push(Line { label, class: format!("peer{colour}{style}"), points });
+            }
+        }
+    }
+    let plot = plot::lines(&lines, "connections", y_title);
+    if plot.is_empty() {
+        return plot;
+    }
+    *figures += 1;
+    format!(
+        "<figure>{plot}<figcaption>Figure {figures}. {what}, {}. Both axes are logarithmic. {}</figcaption></figure>",
+        topology.name(),
+        escape(made)
+    )
+}
+
+/// Returns the peers of the run, the baseline last.
+fn peers(result: &ScenarioResult) -> Vec<Option<Peer>> {
+    let mut peers: Vec<Option<Peer>> = Vec::new();
+    for run in &result.report.runs {
+        if run.peer.is_some() && !peers.contains(&run.peer) {
+            peers.push(run.peer);
+        }
+    }
+    peers.push(None);
+    peers
+}
+
+/// Returns the label of a line: the percentile, or the side.
+fn short_title(figure: &Figure) -> &'static str {
+    match figure.metric {
+        metric if metric.contains("p50") => "P50",
+        metric if metric.contains("p99") => "P99",
+        metric if metric.contains("client") => "client's",
+        _ => "server's",
+    }
+}
+
+/// Returns the medians of a figure by the number of connections. A logarithmic axis has only values above 0.
+fn points(
+    result: &ScenarioResult,
+    (topology, peer): (Topology, Option<Peer>),
+    figure: &Figure,
+) -> Vec<(f64, f64)> {
+    let rows = result.report.summary.iter().filter(|row| row.topology == topology && row.peer == peer);
+    let points: BTreeMap<usize, f64> = rows
+        .filter_map(|row| Some((row.connections, row.metrics.get(figure.metric)?.median / figure.unit)))
+        .filter(|(_, value)| *value > 0.0)
+        .collect();
+    points.into_iter().map(|(connections, value)| (connections as f64, value)).collect()
+}
+
+/// Lists what is missing or not accepted, with the reasons.
+fn missing(result: &ScenarioResult) -> Vec<String> {
+    let mut lines = result.violations.clone();
+    if result.report.interrupted {
+        lines.push("The run was interrupted: turns are missing.".to_owned());
+    }
+    lines.extend(result.report.runs.iter().filter_map(|run| {
+        let peer = run.peer.map_or("no sidecar", Peer::name);
+        let error = run.error.as_ref()?;
+        Some(format!(
+            "Round {}, {}, {peer}, {} connections: {error}",
+            run.round,
+            run.topology.name(),
+            run.connections
+        ))
+    }));
+    lines
+}

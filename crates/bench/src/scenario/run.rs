@@ -1,0 +1,167 @@
+//! `skysail bench run`: takes the turns of scenarios, checks their acceptance, and stores the results.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use skysail_core::stdio;
+
+use super::{
+    BENCHMARK, ScenarioResult, csv,
+    format::{Limit, MAX_ROUNDS, Scenario, SizeName},
+    table,
+};
+use crate::{
+    html, latency,
+    peers::Peer,
+    report::LatencyReport,
+    results::ResultFile,
+    stage::{self, Environment, Output},
+};
+
+/// Folder of scenarios that are given by name.
+const FOLDER: &str = "benchmarks/scenarios";
+/// Number of characters of a commit in the name of a folder.
+const COMMIT: usize = 8;
+
+/// Settings of `skysail bench run`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct RunArgs {
+    /// Files of scenarios, or names of files in benchmarks/scenarios without `.yaml`.
+    #[arg(value_name = "SCENARIO", required = true)]
+    scenarios: Vec<PathBuf>,
+
+    #[command(flatten)]
+    environment: Environment,
+
+    /// Number of turns of every peer, from 1 to 30. Default: that of the size.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_ROUNDS)))]
+    rounds: Option<u32>,
+
+    /// Size of the run.
+    #[arg(long, value_name = "SIZE", value_enum, default_value_t = SizeName::Default)]
+    size: SizeName,
+
+    /// Folder of the result files: NAME.json, and NAME.csv with the columns of Istio's benchmark.csv. Existing files are
+    /// kept. Default: benchmarks/results/DATE-COMMIT.
+    #[arg(long, value_name = "FOLDER")]
+    results: Option<PathBuf>,
+}
+
+/// A scenario to run, with its peers and their programs.
+struct PreparedScenario {
+    scenario: Scenario,
+    peers: Vec<(Peer, PathBuf)>,
+    file: ResultFile,
+}
+
+/// Runs scenarios. Returns true if all turns succeeded and all results are accepted.
+///
+/// # Errors
+/// A scenario is invalid, a peer is missing, or a result cannot be written. Scenarios and peers are checked before any
+/// turn.
+pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
+    let scenarios: anyhow::Result<Vec<Scenario>> =
+        args.scenarios.iter().map(|given| Scenario::read(&file_of(given))).collect();
+    let folder = args.results.clone().unwrap_or_else(default_folder);
+    let prepared: anyhow::Result<Vec<PreparedScenario>> = scenarios?
+        .into_iter()
+        .map(|scenario| {
+            let peers = args.environment.programs(&scenario.peers)?;
+            let file = ResultFile::in_folder(&folder, &scenario.name)?;
+            Ok(PreparedScenario { scenario, peers, file })
+        })
+        .collect();
+    let prepared = prepared?;
+    let stage = args.environment.stage()?;
+    let mut is_good = true;
+    for PreparedScenario { scenario, peers, file } in prepared {
+        let settings = scenario.settings(args.size, args.rounds);
+        let mut report = latency::new_report(BENCHMARK, settings, &peers, stage.machine.clone());
+        latency::take_turns(&mut report, &peers, &stage.setup)?;
+        let violations = violations(&scenario, args.size, &report);
+        let result = ScenarioResult { scenario, size: args.size, violations, report };
+        is_good &= publish(&result, file, args.environment.output)?;
+        if result.report.interrupted {
+            break;
+        }
+    }
+    Ok(is_good)
+}
+
+/// Writes the files of a result and prints it. Returns true if it is complete and accepted.
+fn publish(result: &ScenarioResult, file: ResultFile, output: Output) -> anyhow::Result<bool> {
+    let (file, json) = file.write(result)?;
+    let columns = file.with_extension("csv");
+    fs::write(&columns, csv::write(result)).with_context(|| format!("cannot write {}", columns.display()))?;
+    match output {
+        Output::Table => {
+            stdio::print(table::markdown(result))?;
+            stdio::print(format_args!("The result is in {}.", file.display()))?;
+        }
+        Output::Json => stdio::print(json)?,
+    }
+    for violation in &result.violations {
+        stdio::print_error(format_args!("not accepted: {violation}"));
+    }
+    Ok(latency::is_complete(&result.report) && result.violations.is_empty())
+}
+
+/// Returns the file of a scenario that is given by its path or its name.
+fn file_of(given: &Path) -> PathBuf {
+    let is_name = given.extension().is_none() && given.components().count() == 1;
+    if is_name { Path::new(FOLDER).join(given).with_extension("yaml") } else { given.to_owned() }
+}
+
+fn default_folder() -> PathBuf {
+    let date: String = html::date(stage::now()).chars().take_while(|character| *character != ' ').collect();
+    let commit: String =
+        stage::commit().map_or_else(|| "unknown".to_owned(), |commit| commit.chars().take(COMMIT).collect());
+    Path::new("benchmarks/results").join(format!("{date}-{commit}"))
+}
+
+/// Returns the conditions that a run does not meet.
+pub(super) fn violations(scenario: &Scenario, size: SizeName, report: &LatencyReport) -> Vec<String> {
+    let mut violations = Vec::new();
+    let most = scenario.acceptance.failed_percent;
+    for run in &report.runs {
+        let Some(measurement) = &run.measurement else { continue };
+        let failed = measurement.unanswered + measurement.refused;
+        if failed as f64 * 100.0 > most * measurement.requests as f64 {
+            violations.push(format!(
+                "{} of {} requests failed in round {}, {}, {}, {} connections; at most {most} % may fail",
+                failed,
+                measurement.requests,
+                run.round,
+                run.topology.name(),
+                run.peer.map_or("no sidecar", Peer::name),
+                run.connections
+            ));
+        }
+    }
+    if size == SizeName::Default {
+        violations.extend(scenario.acceptance.limits.iter().flat_map(|limit| beyond(limit, report)));
+    }
+    violations
+}
+
+/// Returns the settings in which the median of a figure is above its limit.
+fn beyond(limit: &Limit, report: &LatencyReport) -> Vec<String> {
+    let rows = report.summary.iter().filter(|row| row.topology == limit.topology && row.peer == limit.peer);
+    let beyond = rows.filter_map(|row| {
+        let median = row.metrics.get(&limit.metric)?.median;
+        (median > limit.at_most).then(|| {
+            format!(
+                "{} is {median:.1} in {} with {}, {} connections; at most {} is accepted",
+                limit.metric,
+                row.topology.name(),
+                row.peer.map_or("no sidecar", Peer::name),
+                row.connections,
+                limit.at_most
+            )
+        })
+    });
+    beyond.collect()
+}
