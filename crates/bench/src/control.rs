@@ -46,7 +46,7 @@ use crate::{
     certificates, clock, foreign_load, namespace,
     report::Machine,
     results::ResultFile,
-    stage::{self, Output, seconds},
+    stage::{self, Output, ResultArgs, seconds},
     stream::Tls,
     tls,
 };
@@ -157,20 +157,14 @@ pub(crate) struct ControlArgs {
     #[arg(long, value_name = "FILE")]
     skysail: Option<PathBuf>,
 
-    /// Result file (JSON). Default: a file in the current directory with the time in its name. An existing file is
-    /// refused.
-    #[arg(long, value_name = "FILE")]
-    result: Option<PathBuf>,
-
-    /// Output format.
-    #[arg(long, value_name = "FORM", value_enum, default_value_t = Output::Table)]
-    output: Output,
+    #[command(flatten)]
+    shown: ResultArgs,
 }
 
 /// Measures, writes the result file and prints the result.
 pub(crate) fn run(args: &ControlArgs) -> anyhow::Result<bool> {
     let name = if args.hostile { "control-hostile" } else { "control" };
-    let file = ResultFile::new(args.result.as_deref(), name)?;
+    let file = ResultFile::new(args.shown.result.as_deref(), name)?;
     let changes = args.changes()?;
     let files = raise_files()?;
     let connections = u64::from(args.sidecars.div_ceil(args.streams)) + args.gateways() as u64;
@@ -205,7 +199,7 @@ fn finish<R: Serialize>(
     table: impl Fn(&R) -> String,
 ) -> anyhow::Result<()> {
     let (file, json) = file.write(report)?;
-    match args.output {
+    match args.shown.output {
         Output::Table => {
             stdio::print(table(report))?;
             stdio::print(format_args!("\nThe result is in {}.", file.display()))?;

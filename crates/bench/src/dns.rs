@@ -26,7 +26,7 @@ use crate::{
     foreign_load, layout, namespace, peers,
     report::Machine,
     results::ResultFile,
-    stage::{self, Output, seconds},
+    stage::{self, Output, ResultArgs, seconds},
 };
 
 /// Timeout of each step.
@@ -69,14 +69,8 @@ pub(crate) struct DnsArgs {
     #[arg(long, value_name = "FILE")]
     skysail: Option<PathBuf>,
 
-    /// Result file (JSON). Default: a file in the current directory with the time in its name. An existing file is
-    /// refused.
-    #[arg(long, value_name = "FILE")]
-    result: Option<PathBuf>,
-
-    /// Output format.
-    #[arg(long, value_name = "FORM", value_enum, default_value_t = Output::Table)]
-    output: Output,
+    #[command(flatten)]
+    shown: ResultArgs,
 }
 
 /// The result file; `docs/benchmarks.md` describes its format.
@@ -116,7 +110,7 @@ struct QueryCount {
 
 /// Measures, writes the result file and prints the result.
 pub(crate) fn run(args: &DnsArgs) -> anyhow::Result<bool> {
-    let file = ResultFile::new(args.result.as_deref(), "dns")?;
+    let file = ResultFile::new(args.shown.result.as_deref(), "dns")?;
     control::raise_files()?;
     let foreign_load = foreign_load::observe();
     let network = namespace::enter();
@@ -129,7 +123,7 @@ pub(crate) fn run(args: &DnsArgs) -> anyhow::Result<bool> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(measure(args, folder.path(), machine))?;
     let (file, json) = file.write(&report)?;
-    match args.output {
+    match args.shown.output {
         Output::Table => {
             stdio::print(report.table())?;
             stdio::print(format_args!("\nThe result is in {}.", file.display()))?;

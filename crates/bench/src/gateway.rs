@@ -28,7 +28,7 @@ use crate::{
     foreign_load, layout, namespace, peers,
     report::Machine,
     results::ResultFile,
-    stage::{self, Output},
+    stage::{self, Output, ResultArgs},
 };
 
 /// Timeout of each step.
@@ -72,14 +72,8 @@ pub(crate) struct GatewayArgs {
     #[arg(long, value_name = "FILE")]
     skysail: Option<PathBuf>,
 
-    /// Result file (JSON). Default: a file in the current directory with the time in its name. An existing file is
-    /// refused.
-    #[arg(long, value_name = "FILE")]
-    result: Option<PathBuf>,
-
-    /// Output format.
-    #[arg(long, value_name = "FORM", value_enum, default_value_t = Output::Table)]
-    output: Output,
+    #[command(flatten)]
+    shown: ResultArgs,
 }
 
 /// The result file; `docs/benchmarks.md` describes its format.
@@ -149,7 +143,7 @@ struct GatewayChangeResult {
 
 /// Measures, writes the result file and prints the result.
 pub(crate) fn run(args: &GatewayArgs) -> anyhow::Result<bool> {
-    let file = ResultFile::new(args.result.as_deref(), "gateway")?;
+    let file = ResultFile::new(args.shown.result.as_deref(), "gateway")?;
     control::raise_files()?;
     let foreign_load = foreign_load::observe();
     let network = namespace::enter();
@@ -160,7 +154,7 @@ pub(crate) fn run(args: &GatewayArgs) -> anyhow::Result<bool> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(measure(args, machine))?;
     let (file, json) = file.write(&report)?;
-    match args.output {
+    match args.shown.output {
         Output::Table => {
             stdio::print(report.table())?;
             stdio::print(format_args!("\nThe result is in {}.", file.display()))?;

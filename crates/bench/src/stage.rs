@@ -68,6 +68,19 @@ pub(crate) struct Environment {
     no_realtime: bool,
 }
 
+/// Where the result of a benchmark is stored, and how it is printed.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ResultArgs {
+    /// Result file (JSON). Default: a file in the current directory with the time in its name. An existing file is
+    /// refused.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) result: Option<PathBuf>,
+
+    /// Output format.
+    #[arg(long, value_name = "FORM", value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Output {
     /// Tables in Markdown.
