@@ -27,7 +27,6 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use clap::ValueEnum as _;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use serde::Serialize;
 use skysail_core::stdio;
 
 pub(crate) use self::{
@@ -43,10 +42,10 @@ use self::{
     report::{ConnectResult, ControlReport, ControlSettings, Quantiles},
 };
 use crate::{
-    certificates, clock, foreign_load, namespace,
+    certificates, clock,
     report::Machine,
-    results::ResultFile,
-    stage::{self, Output, ResultArgs, seconds},
+    results::ResultArgs,
+    stage::{self, seconds},
     stream::Tls,
     tls,
 };
@@ -164,7 +163,7 @@ pub(crate) struct ControlArgs {
 /// Measures, writes the result file and prints the result.
 pub(crate) fn run(args: &ControlArgs) -> anyhow::Result<bool> {
     let name = if args.hostile { "control-hostile" } else { "control" };
-    let file = ResultFile::new(args.shown.result.as_deref(), name)?;
+    let file = args.shown.file(name)?;
     let changes = args.changes()?;
     let files = raise_files()?;
     let connections = u64::from(args.sidecars.div_ceil(args.streams)) + args.gateways() as u64;
@@ -172,41 +171,18 @@ pub(crate) fn run(args: &ControlArgs) -> anyhow::Result<bool> {
         connections + OTHER_FILES <= files,
         "{connections} connections need as many open files, and the limit is {files}: raise --streams to put more sidecars on each connection"
     );
-    let foreign_load = foreign_load::observe();
-    let network = namespace::enter();
-    if let Err(error) = &network {
-        stdio::print_error(format_args!("continuing without a network namespace of its own: {error}"));
-    }
-    let machine = stage::machine(Some("not asked for"), &network, Some(foreign_load));
+    let machine = stage::enter_network();
     let folder =
         tempfile::Builder::new().prefix("skysail-bench-").tempdir().context("cannot make a folder")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if args.hostile {
         let report = runtime.block_on(hostile::measure(args, folder.path(), machine))?;
-        finish(args, file, &report, |report| report.table())?;
+        args.shown.publish(file, &report, |report| report.table())?;
     } else {
         let report = runtime.block_on(measure(args, &changes, folder.path(), machine))?;
-        finish(args, file, &report, ControlReport::table)?;
+        args.shown.publish(file, &report, ControlReport::table)?;
     }
     Ok(true)
-}
-
-/// Writes the result file and prints the result.
-fn finish<R: Serialize>(
-    args: &ControlArgs,
-    file: ResultFile,
-    report: &R,
-    table: impl Fn(&R) -> String,
-) -> anyhow::Result<()> {
-    let (file, json) = file.write(report)?;
-    match args.shown.output {
-        Output::Table => {
-            stdio::print(table(report))?;
-            stdio::print(format_args!("\nThe result is in {}.", file.display()))?;
-        }
-        Output::Json => stdio::print(json)?,
-    }
-    Ok(())
 }
 
 /// Raises the limit of open files, for this process and its children, to the maximum.

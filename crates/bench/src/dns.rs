@@ -23,10 +23,10 @@ use crate::{
     certificates,
     child::{Running, Scheduling},
     control::{self, Fleet, Form, Mesh, Plan, Server, Subscription, learn},
-    foreign_load, layout, namespace, peers,
+    layout, peers,
     report::Machine,
-    results::ResultFile,
-    stage::{self, Output, ResultArgs, seconds},
+    results::ResultArgs,
+    stage::{self, seconds},
 };
 
 /// Timeout of each step.
@@ -110,26 +110,14 @@ struct QueryCount {
 
 /// Measures, writes the result file and prints the result.
 pub(crate) fn run(args: &DnsArgs) -> anyhow::Result<bool> {
-    let file = ResultFile::new(args.shown.result.as_deref(), "dns")?;
+    let file = args.shown.file("dns")?;
     control::raise_files()?;
-    let foreign_load = foreign_load::observe();
-    let network = namespace::enter();
-    if let Err(error) = &network {
-        stdio::print_error(format_args!("continuing without a network namespace of its own: {error}"));
-    }
-    let machine = stage::machine(Some("not asked for"), &network, Some(foreign_load));
+    let machine = stage::enter_network();
     let folder =
         tempfile::Builder::new().prefix("skysail-bench-").tempdir().context("cannot make a folder")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(measure(args, folder.path(), machine))?;
-    let (file, json) = file.write(&report)?;
-    match args.shown.output {
-        Output::Table => {
-            stdio::print(report.table())?;
-            stdio::print(format_args!("\nThe result is in {}.", file.display()))?;
-        }
-        Output::Json => stdio::print(json)?,
-    }
+    args.shown.publish(file, &report, DnsReport::table)?;
     Ok(true)
 }
 

@@ -25,10 +25,10 @@ use crate::{
     accounting, certificates,
     child::{Running, Scheduling},
     control::{self, Server},
-    foreign_load, layout, namespace, peers,
+    layout, peers,
     report::Machine,
-    results::ResultFile,
-    stage::{self, Output, ResultArgs},
+    results::ResultArgs,
+    stage,
 };
 
 /// Timeout of each step.
@@ -143,24 +143,12 @@ struct GatewayChangeResult {
 
 /// Measures, writes the result file and prints the result.
 pub(crate) fn run(args: &GatewayArgs) -> anyhow::Result<bool> {
-    let file = ResultFile::new(args.shown.result.as_deref(), "gateway")?;
+    let file = args.shown.file("gateway")?;
     control::raise_files()?;
-    let foreign_load = foreign_load::observe();
-    let network = namespace::enter();
-    if let Err(error) = &network {
-        stdio::print_error(format_args!("continuing without a network namespace of its own: {error}"));
-    }
-    let machine = stage::machine(Some("not asked for"), &network, Some(foreign_load));
+    let machine = stage::enter_network();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(measure(args, machine))?;
-    let (file, json) = file.write(&report)?;
-    match args.shown.output {
-        Output::Table => {
-            stdio::print(report.table())?;
-            stdio::print(format_args!("\nThe result is in {}.", file.display()))?;
-        }
-        Output::Json => stdio::print(json)?,
-    }
+    args.shown.publish(file, &report, GatewayReport::table)?;
     Ok(true)
 }
 

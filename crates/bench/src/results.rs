@@ -8,11 +8,53 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use serde::Serialize;
+use skysail_core::stdio;
 
-use crate::stage;
+use crate::stage::{self, Output};
 
 /// Maximum number that is appended to a file name.
 const MAX_NUMBER: u32 = 1_000;
+
+/// Where the result of a benchmark is stored, and how it is printed.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ResultArgs {
+    /// Result file (JSON). Default: a file in the current directory with the time in its name. An existing file is
+    /// refused.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) result: Option<PathBuf>,
+
+    /// Output format.
+    #[arg(long, value_name = "FORM", value_enum, default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+impl ResultArgs {
+    /// Returns the result file.
+    ///
+    /// # Errors
+    /// As those of [`ResultFile::new`].
+    pub(crate) fn file(&self, benchmark: &str) -> anyhow::Result<ResultFile> {
+        ResultFile::new(self.result.as_deref(), benchmark)
+    }
+
+    /// Writes the result file and prints the result.
+    pub(crate) fn publish<R: Serialize>(
+        &self,
+        file: ResultFile,
+        report: &R,
+        table: impl Fn(&R) -> String,
+    ) -> anyhow::Result<()> {
+        let (file, json) = file.write(report)?;
+        match self.output {
+            Output::Table => {
+                stdio::print(table(report))?;
+                stdio::print(format_args!("\nThe result is in {}.", file.display()))?;
+            }
+            Output::Json => stdio::print(json)?,
+        }
+        Ok(())
+    }
+}
 
 /// File of a result that is not written yet.
 pub(crate) struct ResultFile {

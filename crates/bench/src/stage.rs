@@ -68,19 +68,6 @@ pub(crate) struct Environment {
     no_realtime: bool,
 }
 
-/// Where the result of a benchmark is stored, and how it is printed.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct ResultArgs {
-    /// Result file (JSON). Default: a file in the current directory with the time in its name. An existing file is
-    /// refused.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) result: Option<PathBuf>,
-
-    /// Output format.
-    #[arg(long, value_name = "FORM", value_enum, default_value_t = Output::Table)]
-    pub(crate) output: Output,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Output {
     /// Tables in Markdown.
@@ -149,6 +136,17 @@ impl Stage {
         let machine = machine(scheduling.err().as_deref(), &network, None);
         Ok(Self { setup, machine, _folder: folder })
     }
+}
+
+/// Observes the load of other processes, and enters a network namespace if permitted. Returns a description of the
+/// machine for benchmarks without real-time scheduling. The process must have only one thread.
+pub(crate) fn enter_network() -> Machine {
+    let foreign_load = foreign_load::observe();
+    let network = namespace::enter();
+    if let Err(error) = &network {
+        stdio::print_error(format_args!("continuing without a network namespace of its own: {error}"));
+    }
+    machine(Some("not asked for"), &network, Some(foreign_load))
 }
 
 /// Returns a description of the machine. `no_realtime` is the reason why there is no real-time scheduling.
