@@ -179,6 +179,7 @@ impl Publisher {
             let mut state = self.write();
             let before = state.world.policies();
             let applied = state.apply_files(changes, parsed);
+            state.apply_probes(&applied);
             if !applied.is_empty() {
                 state.mark_changes(&self.settings.cluster_id);
             }

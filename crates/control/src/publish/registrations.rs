@@ -12,13 +12,13 @@ use std::{
 
 use skysail_core::logging::printable;
 use skysail_model::{
-    World,
+    Kind, World,
     api::{Typed, WorkloadEntry},
 };
 use tokio::sync::Notify;
 use tracing::info;
 
-use super::{NewClient, Publisher, Refused, state::State, status::lock};
+use super::{NewClient, Publisher, Refused, change_log::AppliedChange, state::State, status::lock};
 use crate::rate_limit::Rate;
 
 /// Time after the last disconnection until an entry is removed, as in istiod.
@@ -61,12 +61,13 @@ struct Health {
 impl Health {
     /// Adds the entry to the World, or removes it from there. Returns whether anything changed.
     fn apply(&mut self, world: &mut World) -> bool {
-        if self.healthy == self.exists {
+        let exists = self.healthy || !world.has_probe(&self.entry);
+        if exists == self.exists {
             return false;
         }
-        self.exists = self.healthy;
+        self.exists = exists;
         let meta = &self.entry.meta;
-        if self.exists {
+        if exists {
             world.register(self.entry.clone())
         } else {
             world.unregister(&meta.namespace, &meta.name)
@@ -100,6 +101,7 @@ impl Registrations {
         name: &EntryName,
         identity: &Arc<str>,
         checked: Option<Typed<WorkloadEntry>>,
+        world: &World,
     ) -> Result<bool, String> {
         if let Some(known) = self.0.get_mut(name) {
             if known.identity != *identity {
@@ -122,7 +124,7 @@ impl Registrations {
                 "this identity has {MAX_ENTRIES} registered WorkloadEntries, which is the limit"
             ));
         }
-        let health = checked.map(|entry| Health { entry, healthy: false, exists: false });
+        let health = checked.map(|entry| Health { exists: !world.has_probe(&entry), healthy: false, entry });
         let exists = health.as_ref().is_none_or(|health| health.exists);
         let new = Registration { identity: Arc::clone(identity), connections: 1, left: None, health };
         self.0.insert(name.clone(), new);
@@ -165,6 +167,19 @@ impl Registrations {
 
     fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+}
+
+impl State {
+    /// Adds and removes registered entries after a change of WorkloadGroups: without a probe, a machine is healthy.
+    pub(super) fn apply_probes(&mut self, applied: &[AppliedChange]) {
+        if !applied.iter().any(|change| change.object.kind == Kind::WorkloadGroup) {
+            return;
+        }
+        let Self { registrations, world, .. } = self;
+        for health in registrations.0.values_mut().filter_map(|known| known.health.as_mut()) {
+            health.apply(world);
+        }
     }
 }
 
@@ -212,12 +227,12 @@ impl Publisher {
         }
         let name = (entry.meta.namespace.clone(), entry.meta.name.clone());
         let (publisher, key, identity) = (Arc::clone(self), name.clone(), Arc::clone(&client.accounted_to));
-        let is_checked = self.read().world.awaits_health(&client.node);
+        let is_checked = client.node.reports_health;
         let apply = move || {
             let mut entered = Ok(false);
             let is_new = publisher.change_registered(|state| {
                 let checked = is_checked.then(|| entry.clone());
-                entered = state.registrations.enter(&key, &identity, checked);
+                entered = state.registrations.enter(&key, &identity, checked, &state.world);
                 // The labels and the locality may differ from those of an earlier connection.
                 entered == Ok(true) && state.world.register(entry)
             });

@@ -1,4 +1,4 @@
-//! Health of registered machines: reports are applied together.
+//! Health of registered machines: reports are applied together, and a machine without a probe is healthy.
 
 use serde_json::json;
 use skysail_xds::server::Event;
@@ -95,4 +95,24 @@ fn one_task_applies_the_reports_of_all_machines() {
         }
         task.abort();
     });
+}
+
+#[test]
+fn a_machine_becomes_healthy_when_the_probe_of_its_group_is_removed() {
+    let (publisher, machines, observer) = mesh();
+    report(&machines[0], None);
+    publisher.apply_health_reports();
+    assert_eq!(endpoints(&observer), [1]);
+    put(&publisher, "group", &GROUP.replace(", probe: {httpGet: {path: /, port: 80}}", ""));
+    assert_eq!(endpoints(&observer), [1, 2, 3]);
+    // The reports of this time count when the group has a probe again.
+    report(&machines[0], Some("no answer"));
+    report(&machines[1], None);
+    publisher.apply_health_reports();
+    assert_eq!(endpoints(&observer), [1, 2, 3]);
+    put(&publisher, "group", GROUP);
+    assert_eq!(endpoints(&observer), [2]);
+    // Without the group, the last reports stay in effect.
+    put(&publisher, "group", "");
+    assert_eq!(endpoints(&observer), [2]);
 }
