@@ -211,6 +211,7 @@ impl ControlPlane {
         tokio::spawn(publish_roots(authority.subscribe(), Arc::clone(publisher)));
         tokio::spawn(Arc::clone(authority).run());
         tokio::spawn(release_memory(Arc::clone(publisher)));
+        tokio::spawn(Arc::clone(publisher).follow_health_reports());
         tokio::spawn(watch_configuration(folders, Arc::clone(publisher)));
     }
 

@@ -6,7 +6,7 @@
 //! | State under one lock: World, scopes, views, clients | `state` |
 //! | Shared resources of a scope, and their compilation | `scopes`, `scope_resources` |
 //! | Views, and the admission of proxies | `views`, `admission` |
-//! | WorkloadEntries of connected machines | `registrations` |
+//! | WorkloadEntries of connected machines, and their health | `registrations` |
 //! | Compilation after a change, and of a new scope | `round`, `first_compile` |
 //! | Key sets of token issuers | `key_sets` |
 //! | Isolation of panics in the compile functions | `compiler` |
@@ -54,6 +54,7 @@ use self::{
     admission::LimitLog,
     change_log::AppliedChange,
     compiler::{PanicReport, catch_panic},
+    registrations::{HEALTH_LINES, HealthReports},
     state::State,
     status::{REJECTION_LINES, lock},
 };
@@ -97,6 +98,10 @@ pub(crate) struct Publisher {
     limit_log: Mutex<LimitLog>,
     /// Rate limit of log lines about rejected configuration, by identity.
     rejection_lines: TokenBuckets,
+    /// Health reports of machines.
+    health_reports: HealthReports,
+    /// Rate limit of log lines about the health of machines, by identity.
+    health_lines: TokenBuckets,
     audit: Arc<AuditLog>,
 }
 
@@ -132,6 +137,8 @@ impl Publisher {
             platform,
             limit_log: Mutex::default(),
             rejection_lines: TokenBuckets::new(REJECTION_LINES),
+            health_reports: HealthReports::default(),
+            health_lines: TokenBuckets::new(HEALTH_LINES),
             audit: AuditLog::none(),
         }
     }
@@ -172,6 +179,7 @@ impl Publisher {
             let mut state = self.write();
             let before = state.world.policies();
             let applied = state.apply_files(changes, parsed);
+            state.apply_probes(&applied);
             if !applied.is_empty() {
                 state.mark_changes(&self.settings.cluster_id);
             }

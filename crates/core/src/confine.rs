@@ -59,6 +59,9 @@ fn filter(children: Children) -> Result<BpfProgram, seccompiler::BackendError> {
     allow(X86_64);
     if children == Children::Programs {
         allow(CHILDREN);
+        // A child becomes the leader of a process group of its own, so that it can be ended with all its children.
+        let zero = |argument| Condition::new(argument, Length::Dword, Op::Eq, 0);
+        rules.insert(libc::SYS_setpgid, vec![SeccompRule::new(vec![zero(0)?, zero(1)?])?]);
     }
     rules.extend(conditional()?);
     let refused = SeccompAction::Errno(libc::ENOSYS.unsigned_abs());

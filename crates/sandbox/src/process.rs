@@ -12,9 +12,10 @@ use std::{
 };
 
 use nix::{
-    sys::signal::{Signal, kill, killpg},
+    sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use skysail_core::process_group::ProcessGroup;
 use tokio::{
     process::{Child, Command},
     sync::watch,
@@ -139,7 +140,7 @@ pub(crate) async fn supervise(
         let ended = match spawn(program) {
             Ok((mut child, mut output)) => {
                 report(ProcessEvent::Started(child.id().unwrap_or_default(), program.view.handle()));
-                let group = child.id();
+                let group = ProcessGroup::new(child.id());
                 let run = async {
                     tokio::select! {
                         status = child.wait() => Some(status.map_err(|error| error.to_string())),
@@ -157,7 +158,8 @@ pub(crate) async fn supervise(
                     status = run => status,
                     never = output.copy() => match never {},
                 };
-                end_group(group);
+                // A container ends with its first process.
+                drop(group);
                 output.finish();
                 match status {
                     Some(Ok(status)) => (status.to_string(), status.code()),
@@ -219,14 +221,6 @@ async fn terminate(child: &mut Child, grace: Duration) {
     }
 }
 
-/// Kills the remaining processes of a program's group, because a container ends with its first process.
-fn end_group(group: Option<u32>) {
-    if let Some(group) = group.and_then(|id| i32::try_from(id).ok()) {
-        // It fails if no process is left, which is the usual case.
-        let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
-    }
-}
-
 fn spawn(program: &Program) -> io::Result<(Child, Output)> {
     let (file, arguments) =
         program.command.split_first().ok_or_else(|| io::Error::other("the command is empty"))?;
@@ -237,7 +231,7 @@ fn spawn(program: &Program) -> io::Result<(Child, Output)> {
 }
 
 /// Runs a command with the environment and the files of a container, and returns how it ended; `None` if it exceeds the
-/// limit. Discards its output and leaves no process of it.
+/// limit. Discards its output and leaves no process of it, also if the future is dropped.
 pub(crate) async fn run(
     words: &[String],
     environment: &BTreeMap<String, String>,
@@ -247,10 +241,8 @@ pub(crate) async fn run(
     let (file, arguments) = words.split_first().ok_or_else(|| io::Error::other("the command is empty"))?;
     let mut command = isolated_command(file, arguments, environment);
     let mut child = view.within(|| command.stdout(Stdio::null()).stderr(Stdio::null()).spawn())?;
-    let group = child.id();
-    let ended = tokio::time::timeout(limit, child.wait()).await;
-    end_group(group);
-    ended.ok().transpose()
+    let _group = ProcessGroup::new(child.id());
+    tokio::time::timeout(limit, child.wait()).await.ok().transpose()
 }
 
 /// Returns the command of a program. The command holds the write end of the log's pipe, so the caller must drop it
@@ -281,8 +273,33 @@ fn isolated_command(file: &str, arguments: &[String], environment: &BTreeMap<Str
 
 #[cfg(test)]
 mod tests {
+    use nix::{sys::stat::Mode, unistd::mkfifo};
+    use tokio::{io::AsyncReadExt as _, sync::mpsc};
+
     use super::*;
-    use tokio::sync::mpsc;
+
+    #[tokio::test]
+    async fn a_probe_that_is_given_up_leaves_no_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        mkfifo(&pipe, Mode::S_IRWXU).unwrap();
+        let script = format!("(echo started; sleep 20; echo survived) > {} & wait", pipe.display());
+        let (words, none) = (["/bin/sh", "-c", &script].map(str::to_owned), BTreeMap::new());
+        let view = View::default();
+        let (mut output, mut text) = (None, String::new());
+        tokio::select! {
+            result = run(&words, &none, &view, Duration::MAX) => panic!("{result:?}"),
+            () = async {
+                let opened = output.insert(tokio::fs::File::open(&pipe).await.unwrap());
+                while !text.contains('\n') {
+                    text.push(opened.read_u8().await.unwrap().into());
+                }
+            } => {}
+        }
+        // The end of the pipe comes when its last writer has ended.
+        output.unwrap().read_to_string(&mut text).await.unwrap();
+        assert_eq!(text, "started\n");
+    }
 
     #[tokio::test]
     async fn a_program_is_restarted_until_it_is_stopped() {

@@ -25,6 +25,8 @@ const SYNTAX: usize = 3;
 const ITEMS: &str = "items";
 /// Maximum number of keys in a mapping.
 const MAX_KEYS: usize = 10_000;
+/// Maximum number of anchors in a document.
+const MAX_ANCHORS: usize = 10_000;
 /// Maximum number of repeated keys that are reported for a document.
 const MAX_DUPLICATES: usize = 100;
 /// Number of keys from which a mapping has an index. The index finds repeated keys without a quadratic search.
@@ -383,6 +385,9 @@ impl Tree {
             return Err(self.error(node.line, format!("more than {MAX_NODES} values in one document")));
         }
         if anchor > 0 {
+            if self.anchors.len() >= MAX_ANCHORS {
+                return Err(self.error(node.line, format!("more than {MAX_ANCHORS} anchors in one document")));
+            }
             self.anchors.insert(anchor, node.clone());
         }
         let mut repeated = None;

@@ -86,6 +86,9 @@ fn anchors_and_merge_keys_are_expanded_within_limits() {
     let anchors: String = (0..90).map(|level| format!("&b{level} [")).collect();
     let kept = format!("{anchors}{}{}", "x, ".repeat(20_000), "]".repeat(90));
     assert!(roots(&kept)[0].is_err());
+    let anchors = |count: usize| (0..count).map(|anchor| format!("- &a{anchor} x\n")).collect::<String>();
+    assert!(roots(&anchors(10_000))[0].is_ok());
+    assert_eq!(roots(&anchors(10_001))[0], Err(10_001));
     let keys: String = (0..10_001).map(|key| format!("k{key}: 1\n")).collect();
     assert!(roots(&keys)[0].is_err());
 }

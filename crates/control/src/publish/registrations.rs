@@ -2,29 +2,33 @@
 //! after the last connection of the proxy.
 //!
 //! If the group has a probe and the proxy's agent checks it, the entry exists only while the machine is healthy, as in
-//! istiod.
+//! istiod. One task of the publisher applies the reports: a connection only leaves its last report for it.
 
 use std::{
     collections::HashMap,
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use skysail_core::logging::printable;
 use skysail_model::{
-    World,
+    Kind, World,
     api::{Typed, WorkloadEntry},
 };
+use tokio::sync::Notify;
 use tracing::info;
 
-use super::{NewClient, Publisher, Refused, state::State, status::lock};
+use super::{NewClient, Publisher, Refused, change_log::AppliedChange, state::State, status::lock};
+use crate::rate_limit::Rate;
 
 /// Time after the last disconnection until an entry is removed, as in istiod.
 const GRACE: Duration = Duration::from_secs(10);
 /// Maximum number of registered entries of an identity, including those within [`GRACE`].
 const MAX_ENTRIES: usize = 1_000;
-/// Minimum time between two changes of an entry by health reports. A proxy may report as often as it wants.
+/// Minimum time between two publications of health reports. A proxy may report as often as it wants.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
+/// Rate limit of log lines about changes of health of one identity's machines.
+pub(super) const HEALTH_LINES: Rate = Rate { burst: 20.0, per_second: 0.1 };
 
 /// Registered WorkloadEntry: namespace and name.
 type EntryName = (String, String);
@@ -48,17 +52,47 @@ struct Registration {
 #[derive(Debug)]
 struct Health {
     entry: Typed<WorkloadEntry>,
-    /// The last report.
+    /// The last applied report.
     healthy: bool,
     /// The entry is in the World.
     exists: bool,
-    /// A task applies reports to the World.
-    is_applied: bool,
+}
+
+impl Health {
+    /// Adds the entry to the World, or removes it from there. Returns whether anything changed.
+    fn apply(&mut self, world: &mut World) -> bool {
+        let exists = self.healthy || !world.has_probe(&self.entry);
+        if exists == self.exists {
+            return false;
+        }
+        self.exists = exists;
+        let meta = &self.entry.meta;
+        if exists {
+            world.register(self.entry.clone())
+        } else {
+            world.unregister(&meta.namespace, &meta.name)
+        }
+    }
+}
+
+/// Last health reports, one for each machine, that are not applied yet.
+#[derive(Debug, Default)]
+pub(super) struct HealthReports {
+    last: Mutex<HashMap<EntryName, HealthReport>>,
+    arrived: Notify,
+}
+
+/// Health report of a machine.
+#[derive(Debug)]
+struct HealthReport {
+    healthy: bool,
+    /// Reason why the machine is not healthy.
+    reason: Option<String>,
 }
 
 impl Registrations {
-    /// Counts a connection. `checked` is the entry of a machine whose health is checked. Returns whether the entry is to
-    /// be in the World.
+    /// Counts a connection. `checked` is the entry of a machine whose proxy checks its health. Returns whether the entry
+    /// is to be in the World.
     ///
     /// # Errors
     /// Fails with the reason if the identity may not have the entry.
@@ -67,6 +101,7 @@ impl Registrations {
         name: &EntryName,
         identity: &Arc<str>,
         checked: Option<Typed<WorkloadEntry>>,
+        world: &World,
     ) -> Result<bool, String> {
         if let Some(known) = self.0.get_mut(name) {
             if known.identity != *identity {
@@ -77,7 +112,7 @@ impl Registrations {
             known.health = match (known.health.take(), checked) {
                 // The last report holds until the next one.
                 (Some(health), Some(entry)) => Some(Health { entry, ..health }),
-                (None, Some(entry)) => Some(Health { entry, healthy: true, exists: true, is_applied: false }),
+                (None, Some(entry)) => Some(Health { entry, healthy: true, exists: true }),
                 // A second connection that checks nothing does not end the checks of the first.
                 (Some(health), None) if known.connections > 1 => Some(health),
                 (_, None) => None,
@@ -89,35 +124,30 @@ impl Registrations {
                 "this identity has {MAX_ENTRIES} registered WorkloadEntries, which is the limit"
             ));
         }
-        let health = checked.map(|entry| Health { entry, healthy: false, exists: false, is_applied: false });
+        let health = checked.map(|entry| Health { exists: !world.has_probe(&entry), healthy: false, entry });
+        let exists = health.as_ref().is_none_or(|health| health.exists);
         let new = Registration { identity: Arc::clone(identity), connections: 1, left: None, health };
-        let exists = new.health.is_none();
         self.0.insert(name.clone(), new);
         Ok(exists)
     }
 
-    /// Records a health report. Returns whether a task is to be started that applies it.
-    fn report(&mut self, name: &EntryName, healthy: bool) -> bool {
-        let Some(health) = self.0.get_mut(name).and_then(|known| known.health.as_mut()) else { return false };
-        health.healthy = healthy;
-        healthy != health.exists && !std::mem::replace(&mut health.is_applied, true)
+    /// Returns whether a report differs from the last one of its machine.
+    fn has_changed(&self, name: &EntryName, report: &HealthReport) -> bool {
+        let health = self.0.get(name).and_then(|known| known.health.as_ref());
+        health.is_some_and(|health| health.healthy != report.healthy)
     }
 
-    /// Applies the last report to the World. Returns whether anything changed.
-    fn apply_health(&mut self, name: &EntryName, world: &mut World) -> bool {
-        let Some(health) = self.0.get_mut(name).and_then(|known| known.health.as_mut()) else { return false };
-        if health.healthy == health.exists {
-            return false;
-        }
-        health.exists = health.healthy;
-        if health.healthy { world.register(health.entry.clone()) } else { world.unregister(&name.0, &name.1) }
-    }
-
-    /// Returns whether a report has come that is not applied; else the task that applies reports ends.
-    fn has_report(&mut self, name: &EntryName) -> bool {
-        let Some(health) = self.0.get_mut(name).and_then(|known| known.health.as_mut()) else { return false };
-        health.is_applied = health.healthy != health.exists;
-        health.is_applied
+    /// Applies a report. Returns the identity of the machine if its entry was added or removed.
+    fn apply_report(
+        &mut self,
+        name: &EntryName,
+        report: &HealthReport,
+        world: &mut World,
+    ) -> Option<Arc<str>> {
+        let Registration { identity, health, .. } = self.0.get_mut(name)?;
+        let health = health.as_mut()?;
+        health.healthy = report.healthy;
+        health.apply(world).then(|| Arc::clone(identity))
     }
 
     fn leave(&mut self, name: &EntryName, now: Instant) {
@@ -140,6 +170,19 @@ impl Registrations {
     }
 }
 
+impl State {
+    /// Adds and removes registered entries after a change of WorkloadGroups: without a probe, a machine is healthy.
+    pub(super) fn apply_probes(&mut self, applied: &[AppliedChange]) {
+        if !applied.iter().any(|change| change.object.kind == Kind::WorkloadGroup) {
+            return;
+        }
+        let Self { registrations, world, .. } = self;
+        for health in registrations.0.values_mut().filter_map(|known| known.health.as_mut()) {
+            health.apply(world);
+        }
+    }
+}
+
 /// Guard of a connection for which an entry is registered.
 pub(crate) struct Registered {
     publisher: Arc<Publisher>,
@@ -147,30 +190,18 @@ pub(crate) struct Registered {
 }
 
 impl Registered {
-    /// Applies a report of the machine's health. `error` says why it is not healthy.
+    /// Leaves a report of the machine's health for [`Publisher::apply_health_reports`], in place of an earlier one.
+    /// `error` says why the machine is not healthy.
     pub(super) fn report_health(&self, error: Option<&str>) {
-        if !self.publisher.write().registrations.report(&self.name, error.is_none()) {
-            return;
+        let reports = &self.publisher.health_reports;
+        let report = HealthReport { healthy: error.is_none(), reason: error.map(printable) };
+        let mut last = lock(&reports.last);
+        match last.get_mut(&self.name) {
+            Some(earlier) => *earlier = report,
+            None => _ = last.insert(self.name.clone(), report),
         }
-        let (publisher, name) = (Arc::clone(&self.publisher), self.name.clone());
-        let reason = error.map(printable);
-        info!(namespace = name.0, entry = name.1, healthy = error.is_none(), reason, "health reported");
-        tokio::spawn(async move {
-            loop {
-                let (applying, key) = (Arc::clone(&publisher), name.clone());
-                let apply = move || {
-                    applying
-                        .change_registered(|state| state.registrations.apply_health(&key, &mut state.world))
-                };
-                if tokio::task::spawn_blocking(apply).await.is_err() {
-                    return;
-                }
-                tokio::time::sleep(HEALTH_INTERVAL).await;
-                if !publisher.write().registrations.has_report(&name) {
-                    return;
-                }
-            }
-        });
+        drop(last);
+        reports.arrived.notify_one();
     }
 }
 
@@ -196,12 +227,12 @@ impl Publisher {
         }
         let name = (entry.meta.namespace.clone(), entry.meta.name.clone());
         let (publisher, key, identity) = (Arc::clone(self), name.clone(), Arc::clone(&client.accounted_to));
-        let is_checked = self.read().world.awaits_health(&client.node);
+        let is_checked = client.node.reports_health;
         let apply = move || {
             let mut entered = Ok(false);
             let is_new = publisher.change_registered(|state| {
                 let checked = is_checked.then(|| entry.clone());
-                entered = state.registrations.enter(&key, &identity, checked);
+                entered = state.registrations.enter(&key, &identity, checked, &state.world);
                 // The labels and the locality may differ from those of an earlier connection.
                 entered == Ok(true) && state.world.register(entry)
             });
@@ -214,6 +245,44 @@ impl Publisher {
             info!(namespace = name.0, entry = name.1, group = client.node.group, "WorkloadEntry registered");
         }
         Ok(Some(Registered { publisher: Arc::clone(self), name }))
+    }
+
+    /// Applies the health reports of machines, those of one [`HEALTH_INTERVAL`] together, without end.
+    pub(crate) async fn follow_health_reports(self: Arc<Self>) {
+        loop {
+            self.health_reports.arrived.notified().await;
+            let applying = Arc::clone(&self);
+            // The task continues after a compilation that panics.
+            let _ = tokio::task::spawn_blocking(move || applying.apply_health_reports()).await;
+            tokio::time::sleep(HEALTH_INTERVAL).await;
+        }
+    }
+
+    /// Applies the health reports that have arrived, and publishes the result. Blocks during the compilation.
+    pub(super) fn apply_health_reports(&self) {
+        let mut reports = std::mem::take(&mut *lock(&self.health_reports.last));
+        {
+            let state = self.read();
+            reports.retain(|name, report| state.registrations.has_changed(name, report));
+        }
+        if reports.is_empty() {
+            return;
+        }
+        let mut applied = Vec::new();
+        self.change_registered(|state| {
+            let State { registrations, world, .. } = state;
+            applied.extend(reports.into_iter().filter_map(|(name, report)| {
+                let identity = registrations.apply_report(&name, &report, world)?;
+                Some((identity, name, report))
+            }));
+            !applied.is_empty()
+        });
+        let now = Instant::now();
+        for (identity, (namespace, entry), HealthReport { healthy, reason }) in applied {
+            if let Some(more) = self.health_lines.take(&identity, now) {
+                info!(namespace, entry, healthy, reason, more, "health reported");
+            }
+        }
     }
 
     /// Removes the entries of proxies that have been gone for a while. Blocks during the compilation.

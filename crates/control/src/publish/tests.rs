@@ -2,6 +2,7 @@
 
 mod property;
 mod refusals;
+mod registrations;
 mod scopes;
 mod secrets;
 mod views;

@@ -1,4 +1,6 @@
-use std::{fs, io::Write as _, net::TcpListener, process::Command, thread};
+use std::{
+    fs, io::Write as _, net::TcpListener, os::unix::process::CommandExt as _, process::Command, thread,
+};
 
 use nix::{
     errno::Errno,
@@ -7,6 +9,7 @@ use nix::{
         mman::{MapFlags, ProtFlags, mmap_anonymous},
         socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket},
     },
+    unistd::{Pid, setpgid},
 };
 
 use super::*;
@@ -94,7 +97,10 @@ fn other_calls_are_refused() {
 #[test]
 fn child_processes_may_be_started_and_are_confined_too() {
     let seen = confined(Children::Programs, || {
-        Command::new("grep").args(["-E", "^(NoNewPrivs|Seccomp):", "/proc/self/status"]).output().unwrap()
+        // The probe of a machine runs its command in a process group of its own.
+        assert_eq!(setpgid(Pid::from_raw(0), Pid::from_raw(1)), Err(Errno::ENOSYS));
+        let mut command = Command::new("grep");
+        command.args(["-E", "^(NoNewPrivs|Seccomp):", "/proc/self/status"]).process_group(0).output().unwrap()
     });
     assert_eq!(String::from_utf8(seen.stdout).unwrap(), "NoNewPrivs:\t1\nSeccomp:\t2\n");
 }

@@ -1,5 +1,7 @@
 //! Kinds of objects: those that the mesh uses, and messages about the others.
 
+use std::sync::LazyLock;
+
 use crate::{
     analysis::Code,
     api::Kind,
@@ -216,16 +218,22 @@ fn supported(group: &str, kind: &str) -> Option<Kind> {
     supported_of(group).find(|known| known.as_str() == kind)
 }
 
+/// Groups with their kinds. A text may have tens of thousands of kinds to look up.
+static ALL_KINDS: LazyLock<Vec<(&str, &str)>> = LazyLock::new(|| {
+    GROUPS.iter().flat_map(|(group, _)| kinds(group).map(|known| (*group, known))).collect()
+});
+
 /// Returns the group of a kind. If several have it, returns the one whose kind the mesh uses.
 fn group_of(kind: &str) -> Option<&'static str> {
-    let groups = || GROUPS.iter().map(|(group, _)| *group).filter(|group| kinds(group).any(|of| of == kind));
+    let groups = || ALL_KINDS.iter().filter(|(_, of)| *of == kind).map(|(group, _)| *group);
     groups().find(|group| supported(group, kind).is_some()).or_else(|| groups().next())
 }
 
 /// Returns the kind of any group that was probably meant.
 fn nearest_anywhere(kind: &str) -> Option<(&'static str, &'static str)> {
-    let all = GROUPS.iter().flat_map(|(group, _)| kinds(group).map(|known| (*group, known)));
-    all.filter(|(_, known)| distance(known, kind) <= MAX_TYPOS).min_by_key(|(_, known)| distance(known, kind))
+    let all = ALL_KINDS.iter().map(|(group, known)| (distance(known, kind), (*group, *known)));
+    let near = all.filter(|(letters, _)| *letters <= MAX_TYPOS).min_by_key(|(letters, _)| *letters);
+    near.map(|(_, known)| known)
 }
 
 fn full(group: &str, version: &str) -> String {

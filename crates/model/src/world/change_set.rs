@@ -32,7 +32,7 @@ pub struct ChangeSet {
     pub service_hosts: BTreeSet<String>,
     /// The routes of all gateways.
     pub gateway_routes: bool,
-    /// The name table.
+    /// The name table and the outline of the listeners, by services among `services`.
     pub names: bool,
     /// The workload-specific resources of all proxies.
     pub workloads: bool,
@@ -109,9 +109,8 @@ impl ChangeSet {
         };
         self.rule_hosts.iter().any(|(namespace, host)| names(namespace, host))
             || hosts.into_iter().any(has_host)
+            // `names` concerns these services alone.
             || self.services.iter().any(sees)
-            // The name table and the listeners have the services. Without services, any may differ.
-            || self.names && self.services.is_empty()
     }
 
     /// Adds the estimate of another change.

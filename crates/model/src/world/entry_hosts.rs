@@ -194,7 +194,7 @@ impl World {
     /// them.
     pub(super) fn changes_of_entry(&self, namespace: &str, name: &str) -> ChangeSet {
         let Some(entry) = self.service_entries.get(namespace, name) else { return ChangeSet::default() };
-        let mut changes = ChangeSet { names: true, ..ChangeSet::default() };
+        let mut changes = ChangeSet::default();
         if entry.object.spec.selector().is_some() || !entry.object.spec.endpoints.is_empty() {
             // The workloads that are its endpoints.
             changes.workloads_in.insert(namespace.to_owned());
@@ -218,6 +218,7 @@ impl World {
                 changes.services.insert((service.meta.namespace.clone(), service.meta.name.clone()));
             }
         }
+        changes.names = !changes.services.is_empty();
         changes
     }
 }

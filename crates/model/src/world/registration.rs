@@ -84,11 +84,12 @@ impl World {
         Ok(Some(Typed { meta, spec }))
     }
 
-    /// Returns whether a machine counts as unhealthy until its proxy reports that it is healthy: its group has a probe,
-    /// and the proxy checks its health.
-    pub fn awaits_health(&self, node: &ProxyNode) -> bool {
-        let group = self.workload_groups.get(&node.view.namespace, &node.group);
-        node.reports_health && group.is_some_and(|entry| entry.object.spec.probe.is_some())
+    /// Returns whether the group of a registered WorkloadEntry has a probe. A group that was deleted counts as one with
+    /// a probe, so that the last report of a machine stays in effect.
+    pub fn has_probe(&self, entry: &Typed<WorkloadEntry>) -> bool {
+        let group = entry.meta.annotations.get(GROUP);
+        let group = group.and_then(|group| self.workload_groups.get(&entry.meta.namespace, group));
+        group.is_none_or(|group| group.object.spec.probe.is_some())
     }
 
     /// Adds the WorkloadEntry of a connected proxy. An object of this name that was not registered is kept. Returns

@@ -9,6 +9,7 @@ use anyhow::{Context as _, bail, ensure};
 use rustls::pki_types::ServerName;
 use serde::Deserialize;
 use serde_json::Value;
+use skysail_core::process_group::ProcessGroup;
 use skysail_identity::TlsSpec;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
@@ -242,15 +243,53 @@ async fn check_command(command: &[String]) -> anyhow::Result<()> {
     let (program, arguments) = command.split_first().context("the command is empty")?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    // A check that takes too long is ended.
-    let status = command.kill_on_drop(true).status().await.with_context(|| format!("starting {program}"))?;
+    let started = command.process_group(0).kill_on_drop(true).spawn();
+    let mut child = started.with_context(|| format!("starting {program}"))?;
+    // A check that takes too long is ended, with all processes that it has started.
+    let group = ProcessGroup::new(child.id());
+    let status = child.wait().await.with_context(|| format!("waiting for {program}"))?;
+    group.release();
     ensure!(status.success(), "{program} ended with {status}");
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use nix::{sys::stat::Mode, unistd::mkfifo};
+    use skysail_core::confine::{self, Children};
+    use tokio::{fs::File, runtime};
+
     use super::*;
+
+    /// The filter of system calls of the program stays for the lifetime of the thread.
+    #[test]
+    fn a_command_that_takes_too_long_ends_with_all_processes_that_it_has_started() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        mkfifo(&pipe, Mode::S_IRWXU).unwrap();
+        let script = format!("(echo started; sleep 20; echo survived) > {} & wait", pipe.display());
+        let command = ["/bin/sh", "-c", &script].map(str::to_owned);
+        let test = async move {
+            // The end of the pipe comes when its last writer has ended.
+            let (mut output, mut text) = (None, String::new());
+            tokio::select! {
+                result = check_command(&command) => panic!("{result:?}"),
+                () = async {
+                    let opened = output.insert(File::open(&pipe).await.unwrap());
+                    while !text.contains('\n') {
+                        text.push(opened.read_u8().await.unwrap().into());
+                    }
+                } => {}
+            }
+            output.unwrap().read_to_string(&mut text).await.unwrap();
+            assert_eq!(text, "started\n");
+        };
+        let confined = std::thread::spawn(|| {
+            confine::process(Children::Programs).unwrap();
+            runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
+        });
+        confined.join().unwrap();
+    }
 
     #[test]
     fn thresholds_decide_what_is_reported() {

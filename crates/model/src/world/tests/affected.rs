@@ -1,7 +1,10 @@
 //! Estimates of what a change may affect.
 
 use super::*;
-use crate::{ClientScope, Grouping, Parsed, ProxyNode, api::kube::Locality};
+use crate::{
+    ClientScope, Grouping, Parsed, ProxyNode,
+    api::{Meta, kube::Locality},
+};
 
 /// Applies objects to a World and returns the estimate.
 fn changes(world: &mut World, yaml: &str) -> ChangeSet {
@@ -156,6 +159,46 @@ fn a_scope_with_a_sidecar_is_affected_by_what_it_sees() {
         let has_service = changed.affects_scope(&world, &scope, |_| true);
         assert!(has_service || changed.services.is_empty(), "{yaml}");
     }
+}
+
+#[test]
+fn changes_together_affect_the_scopes_that_each_of_them_affects() {
+    let mut world = settled(&format!(
+        "{SERVICE}{OTHER}{ENTRIES}{}",
+        sidecar("svc/a.svc.svc.cluster.local, svc/api.example.com")
+    ));
+    let id = "sidecar~10.9.0.1~c.client~client.svc.cluster.local";
+    let node = ProxyNode::parse(id, serde_json::Value::Null, Locality::default()).unwrap();
+    let scope = ClientScope::of(&node.view, &world.grouping());
+    let mut all: Vec<(String, ChangeSet)> = [
+        SERVICE.replace("9000", "9001"),
+        OTHER.replace("81}", "81, targetPort: 9000}"),
+        OTHER.replace("name: b", "name: c").replace("10.0.0.2", "10.0.0.3"),
+        ENTRIES.replace("number: 80", "number: 81"),
+        ENTRIES.replace("number: 443", "number: 444").replace("api.example.com", "other.example.com"),
+        rule("r", "svc", "trafficPolicy: {connectionPool: {tcp: {maxConnections: 7}}}"),
+    ]
+    .map(|yaml| (yaml.clone(), changes(&mut world, &yaml)))
+    .into();
+    // Validation refuses an entry without a host.
+    let empty = Typed {
+        meta: Meta { namespace: "svc".into(), name: "empty".into(), ..Meta::default() },
+        spec: ServiceEntry::default(),
+    };
+    assert!(world.apply(Object::from(empty), Origin::default()));
+    all.push(("an entry without a host".to_owned(), world.take_changes()));
+    let affects = |changes: &ChangeSet| changes.affects_scope(&world, &scope, |_| false);
+    let mut affecting = 0;
+    for (one, of_one) in &all {
+        affecting += usize::from(affects(of_one));
+        assert!(!of_one.names || !of_one.services.is_empty(), "{one}: names belong to services");
+        for (other, of_other) in &all {
+            let mut both = of_one.clone();
+            both.add(of_other.clone());
+            assert_eq!(affects(&both), affects(of_one) || affects(of_other), "{one}\n{other}");
+        }
+    }
+    assert!((1..all.len()).contains(&affecting), "{affecting}");
 }
 
 #[test]
