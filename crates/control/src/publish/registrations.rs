@@ -91,8 +91,8 @@ struct HealthReport {
 }
 
 impl Registrations {
-    /// Counts a connection. `checked` is the entry of a machine whose proxy checks its health. Returns whether the entry
-    /// is to be in the World.
+    /// Counts a connection. `checked` is the entry of a machine whose proxy checks its health. Returns whether the
+    /// entry is to be in the World.
     ///
     /// # Errors
     /// Fails with the reason if the identity may not have the entry.

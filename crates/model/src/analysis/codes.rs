@@ -192,7 +192,7 @@ codes! {
         "The field is deprecated, or it was removed from Istio."
         "Use the field that the finding names."
     DuplicateMatch "SKY0218" Info ["IST0131"]
-        "A match is repeated: an earlier rule, or the same rule, has it already."
+        "An earlier match, of an earlier rule or of the same one, covers this match or is equal to it."
         "Remove the match."
     InternalGateway "SKY0219" Warning ["IST0165"]
         "A VirtualService names the internal Gateway that is made from a Gateway of Gateway API."

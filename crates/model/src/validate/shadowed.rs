@@ -59,7 +59,7 @@ fn covers_connections(earlier: &[L4Match], later: &[L4Match]) -> bool {
 
 /// Returns whether `wide` matches every connection that `narrow` matches. Server names and addresses are compared as
 /// texts, because the most specific one is used, whatever the order.
-fn covers_connection(wide: &L4Match, narrow: &L4Match) -> bool {
+pub(crate) fn covers_connection(wide: &L4Match, narrow: &L4Match) -> bool {
     let port = |found: &L4Match| found.port.filter(|port| *port > 0);
     let same = |wide: &[String], narrow: &[String]| {
         wide.len() == narrow.len() && narrow.iter().all(|item| wide.contains(item))
@@ -82,11 +82,11 @@ fn covers_rule(earlier: &IstioHttpRoute, later: &IstioHttpRoute) -> bool {
     let any = [HttpMatchRequest::default()];
     let earlier = if earlier.matches.is_empty() { &any[..] } else { &earlier.matches };
     let later = if later.matches.is_empty() { &any[..] } else { &later.matches };
-    later.iter().all(|narrow| earlier.iter().any(|wide| covers(wide, narrow)))
+    later.iter().all(|narrow| earlier.iter().any(|wide| covers_request(wide, narrow)))
 }
 
 /// Returns whether `wide` matches every request that `narrow` matches.
-fn covers(wide: &HttpMatchRequest, narrow: &HttpMatchRequest) -> bool {
+pub(crate) fn covers_request(wide: &HttpMatchRequest, narrow: &HttpMatchRequest) -> bool {
     fn same<T: PartialEq>(wide: Option<&T>, narrow: Option<&T>) -> bool {
         wide.is_none() || wide == narrow
     }

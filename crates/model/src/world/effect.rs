@@ -5,7 +5,7 @@
 
 mod policies;
 
-use std::collections::HashMap;
+use std::{cell::OnceCell, collections::HashMap};
 
 use super::{World, check::label_text, fqdn};
 use crate::{
@@ -70,7 +70,8 @@ pub struct Effects<'a> {
     after: &'a World,
     /// Fields with errors, by object.
     errors: HashMap<&'a str, Vec<&'a str>>,
-    workloads: Workloads<'a>,
+    /// Made when a policy is described.
+    workloads: OnceCell<Workloads<'a>>,
 }
 
 /// The effect of a change.
@@ -89,7 +90,7 @@ impl<'a> Effects<'a> {
         for finding in findings.iter().filter(|finding| finding.severity == Severity::Error) {
             errors.entry(&finding.object).or_default().push(&finding.field);
         }
-        Self { before, after, errors, workloads: Workloads::new(after) }
+        Self { before, after, errors, workloads: OnceCell::new() }
     }
 
     /// Returns the effect of the change of an object: hosts for routing, workloads for policies. For a policy the text
@@ -106,7 +107,13 @@ impl<'a> Effects<'a> {
             (None, before) => self.reach(before?, &[]),
         };
         let is_in_force = reach.is_some();
-        let clauses = self.workloads.compare(self.before, self.after, before, after.as_ref());
+        let clauses = match after.as_ref().or(before) {
+            Some(Object::PeerAuthentication(_) | Object::AuthorizationPolicy(_) | Object::ConfigMap(_)) => {
+                let workloads = self.workloads.get_or_init(|| Workloads::new(self.after));
+                workloads.compare(self.before, self.after, before, after.as_ref())
+            }
+            _ => Vec::new(),
+        };
         let text: Vec<String> = reach.into_iter().chain(clauses).collect();
         (!text.is_empty()).then(|| Effect { is_in_force, text: text.join("; ") })
     }

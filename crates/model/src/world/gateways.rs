@@ -121,18 +121,44 @@ impl<'a> BoundRule<'a> {
         }
         common
     }
+}
 
-    /// Returns whether it has a host in common with a server of a Gateway in this namespace.
-    pub(crate) fn has_common_host(&self, server: &[String], gateway_namespace: &str) -> bool {
-        let is_common = |of_rule: &String| {
-            server.iter().any(|of_server| {
-                let (namespace, host) = of_server.split_once('/').unwrap_or(("*", of_server));
-                let namespace = if namespace == "." { gateway_namespace } else { namespace };
-                (namespace == "*" || *namespace == self.rule.meta.namespace)
-                    && (is_within(host, of_rule) || is_within(of_rule, host))
-            })
-        };
-        self.hosts.iter().any(is_common)
+/// Hosts of the servers of a Gateway.
+pub(crate) struct GatewayHosts<'a> {
+    /// Those without a wildcard that all VirtualServices may use.
+    open: HashSet<&'a str>,
+    /// The others, each with the namespace of the VirtualServices that may use it, or `*`.
+    others: Vec<(&'a str, &'a str)>,
+}
+
+impl<'a> GatewayHosts<'a> {
+    pub(crate) fn new(gateway: &'a Typed<Gateway>) -> Self {
+        let (mut open, mut others) = (HashSet::new(), Vec::new());
+        for host in gateway.spec.servers.iter().flat_map(|server| &server.hosts) {
+            let (namespace, host) = host.split_once('/').unwrap_or(("*", host));
+            let namespace = if namespace == "." { gateway.meta.namespace.as_str() } else { namespace };
+            if namespace == "*" && !host.starts_with('*') {
+                open.insert(host);
+            } else {
+                others.push((namespace, host));
+            }
+        }
+        Self { open, others }
+    }
+
+    /// Returns whether a VirtualService may use one of its hosts, or a part of it.
+    pub(crate) fn admit(&self, rule: &Typed<VirtualService>) -> bool {
+        let namespace = &rule.meta.namespace;
+        rule.spec.hosts.iter().any(|host| self.admits(&hosts::fqdn(host, namespace), namespace))
+    }
+
+    /// Returns whether a VirtualService of a namespace may use a host, or a part of it.
+    fn admits(&self, host: &str, namespace: &str) -> bool {
+        let is_common = |own: &str| is_within(own, host) || is_within(host, own);
+        let mut others = self.others.iter();
+        self.open.contains(host)
+            || others.any(|(of, own)| (*of == "*" || *of == namespace) && is_common(own))
+            || host.starts_with('*') && self.open.iter().any(|own| is_common(own))
     }
 }
 
@@ -155,6 +181,7 @@ pub(crate) fn is_within(inner: &str, outer: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::gateway::Server;
 
     #[test]
     fn gateways_are_named_in_four_forms() {
@@ -188,5 +215,33 @@ mod tests {
         let rule = Typed { spec, ..Default::default() };
         let server = ["x.b.c", "*.c", "a.c", "x.b.c", "d.c"].map(str::to_owned);
         assert_eq!(BoundRule::new(&rule).common_hosts(&server), ["x.b.c", "*.b.c", "a.c"]);
+    }
+
+    #[test]
+    fn a_rule_has_a_host_in_common_with_a_gateway_if_one_is_within_the_other() {
+        let servers = |hosts: &[&str]| {
+            let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
+            let mut gateway = Typed { spec: Gateway::default(), ..Typed::default() };
+            gateway.meta.namespace = "edge".into();
+            gateway.spec.servers = vec![Server { hosts, ..Server::default() }];
+            gateway
+        };
+        let gateway = servers(&["a.example.com", "*.b.example.com", "shop/c.example.com", "./d.example.com"]);
+        let hosts = GatewayHosts::new(&gateway);
+        for (host, namespaces) in [
+            ("a.example.com", "edge shop"),
+            ("x.a.example.com", ""),
+            ("x.b.example.com", "edge shop"),
+            ("*.x.b.example.com", "edge shop"),
+            ("*.example.com", "edge shop"),
+            ("*", "edge shop"),
+            ("*.example.net", ""),
+            ("c.example.com", "shop"),
+            ("*.c.example.com", ""),
+            ("d.example.com", "edge"),
+        ] {
+            let admitted = ["edge", "shop"].into_iter().filter(|namespace| hosts.admits(host, namespace));
+            assert_eq!(admitted.collect::<Vec<_>>().join(" "), namespaces, "{host}");
+        }
     }
 }

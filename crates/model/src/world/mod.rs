@@ -49,7 +49,7 @@ pub use entry_hosts::Resolved;
 pub use envoy_filters::{FilterSelection, SharedFilters};
 pub(crate) use gateway_api::{CONFIG_MAP, CREDENTIAL, INVALID, shown_name};
 pub use gateway_api::{GatewayApiStatus, ListenerStatus, ObjectCondition, ParentStatus, StatusCondition};
-pub(crate) use gateways::{BoundRule, SECRET, gateway_name, is_within};
+pub(crate) use gateways::{BoundRule, GatewayHosts, SECRET, gateway_name, is_within};
 pub(crate) use hosts::WELL_KNOWN_PORT;
 pub use hosts::{exported, fqdn, host_matches};
 pub use identify::AccountMismatch;

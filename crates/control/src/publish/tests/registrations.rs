@@ -13,10 +13,10 @@ const GROUP: &str = "{apiVersion: networking.istio.io/v1, kind: WorkloadGroup, m
 const MACHINES: usize = 3;
 
 /// A connected proxy.
-type Proxy = (ResourceFeed, Connected);
+type ConnectedProxy = (ResourceFeed, Connected);
 
 /// Connects a machine of the group whose agent checks its health.
-fn machine(publisher: &Arc<Publisher>, number: usize) -> Proxy {
+fn machine(publisher: &Arc<Publisher>, number: usize) -> ConnectedProxy {
     let id = format!("sidecar~192.0.2.{number}~vm-{number}.x~x.svc.cluster.local");
     let metadata = json!({
         "AUTO_REGISTER_GROUP": "vms", "SERVICE_ACCOUNT": "default",
@@ -28,7 +28,7 @@ fn machine(publisher: &Arc<Publisher>, number: usize) -> Proxy {
 }
 
 /// Returns a mesh with a group with a probe, its connected machines, and another proxy.
-fn mesh() -> (Arc<Publisher>, Vec<Proxy>, Proxy) {
+fn mesh() -> (Arc<Publisher>, Vec<ConnectedProxy>, ConnectedProxy) {
     let publisher = Arc::new(publisher(Compiler::default(), LIMITS));
     put(&publisher, "service", &service("a"));
     put(&publisher, "group", GROUP);
@@ -37,12 +37,12 @@ fn mesh() -> (Arc<Publisher>, Vec<Proxy>, Proxy) {
     (publisher, machines, observer)
 }
 
-fn report((_, connected): &Proxy, error: Option<&str>) {
+fn report((_, connected): &ConnectedProxy, error: Option<&str>) {
     connected.report(Event::Health { error });
 }
 
 /// Returns the numbers of the machines that are endpoints.
-fn endpoints(observer: &Proxy) -> Vec<usize> {
+fn endpoints(observer: &ConnectedProxy) -> Vec<usize> {
     let bodies = bodies(&snapshot(observer));
     let name = (Kind::Endpoint, Arc::from("outbound|80||a.x.svc.cluster.local"));
     let text = String::from_utf8_lossy(&bodies[&name].body);

@@ -34,7 +34,7 @@ impl World {
         let mut report = Report::new(self, self.validate());
         report.diagnostics.extend(of_files);
         report.hidden_and_ambiguous_hosts();
-        report.repeated_matches();
+        report.covered_matches();
         report.claims_at_gateways();
         report.export_to();
         report.gateway_api();

@@ -1,21 +1,25 @@
 //! Checks of Gateways and of the VirtualServices that are bound to them: missing Gateways, hosts that no server has,
 //! missing Secrets, selectors without a pod.
 
-use std::collections::BTreeSet;
+use std::{
+    cell::OnceCell,
+    collections::{BTreeSet, HashMap},
+};
 
 use super::{ObjectReport, Report, label_text, rules::destinations, workloads};
 use crate::{
     analysis::Code,
     api::{Gateway, Kind, Labels, VirtualService, gateway::Server, selects},
-    world::{BoundRule, gateway_name},
+    world::{GatewayHosts, gateway_name},
 };
 
-impl Report<'_> {
+impl<'a> Report<'a> {
     pub(super) fn gateways(&mut self) {
         let written = self.world.virtual_services.iter().filter(|entry| entry.object.spec.derived.is_none());
+        let mut hosts = HashMap::new();
         for entry in written {
             let about = ObjectReport { entry, kind: Kind::VirtualService };
-            self.bound(&about, &entry.object.spec);
+            self.bound(&about, &entry.object.spec, &mut hosts);
         }
         for entry in self.world.gateways.iter().filter(|entry| entry.object.spec.only_in.is_none()) {
             let about = ObjectReport { entry, kind: Kind::Gateway };
@@ -26,28 +30,35 @@ impl Report<'_> {
                 let message = format!("no pod has {}, so nothing listens on its ports", label_text(selector));
                 self.report(&about, Code::SelectsNothing, "spec.selector", message, "check the labels");
             }
+            let namespaces = OnceCell::new();
             for (index, server) in entry.object.spec.servers.iter().enumerate() {
-                self.secrets(&about, &format!("spec.servers[{index}].tls"), server);
+                self.secrets(&about, &format!("spec.servers[{index}].tls"), server, &namespaces);
             }
         }
     }
 
-    /// Checks the Gateways that a VirtualService names, and its destinations if it is for gateways alone.
-    fn bound(&mut self, about: &ObjectReport<'_, VirtualService>, spec: &VirtualService) {
+    /// Checks the Gateways that a VirtualService names, and its destinations if it is for gateways alone. `hosts` has
+    /// those of the Gateways of earlier calls, by name.
+    fn bound(
+        &mut self,
+        about: &ObjectReport<'_, VirtualService>,
+        spec: &VirtualService,
+        hosts: &mut HashMap<String, GatewayHosts<'a>>,
+    ) {
         let namespace = about.namespace();
         for (index, written) in spec.gateways.iter().enumerate() {
             let name = gateway_name(written, namespace);
             let Some((of, bare)) = name.split_once('/') else { continue };
             let field = format!("spec.gateways[{index}]");
-            let Some(gateway) = self.world.gateways.get(of, bare) else {
+            let world = self.world;
+            let Some(gateway) = world.gateways.get(of, bare) else {
                 let message = format!("there is no Gateway {name}, so it has no effect there");
                 let remedy = "add the Gateway, or write NAMESPACE/NAME";
                 self.report(about, Code::UnknownGateway, field, message, remedy);
                 continue;
             };
-            let mut servers = gateway.object.spec.servers.iter();
-            let rule = BoundRule::new(&about.entry.object);
-            if !spec.hosts.is_empty() && !servers.any(|server| rule.has_common_host(&server.hosts, of)) {
+            let hosts = hosts.entry(name.clone()).or_insert_with(|| GatewayHosts::new(&gateway.object));
+            if !spec.hosts.is_empty() && !hosts.admit(&about.entry.object) {
                 let message =
                     format!("no server of Gateway {name} has these hosts for namespace {namespace}");
                 self.report(
@@ -70,12 +81,18 @@ impl Report<'_> {
     }
 
     /// Checks that the Secrets of a server exist in the namespaces of the pods that serve it.
-    fn secrets(&mut self, about: &ObjectReport<'_, Gateway>, field: &str, server: &Server) {
+    fn secrets(
+        &mut self,
+        about: &ObjectReport<'_, Gateway>,
+        field: &str,
+        server: &Server,
+        namespaces: &OnceCell<BTreeSet<String>>,
+    ) {
         let Some(tls) = server.terminating_or_forwarded_tls() else { return };
         if tls.mode.is_passthrough() {
             return;
         }
-        let namespaces = self.namespaces(&about.entry.object.spec.selector);
+        let namespaces = namespaces.get_or_init(|| self.namespaces(&about.entry.object.spec.selector));
         let names =
             tls.credentials().into_iter().map(|name| name.strip_prefix("kubernetes://").unwrap_or(name));
         for (name, namespace) in names.flat_map(|name| namespaces.iter().map(move |of| (name, of))) {

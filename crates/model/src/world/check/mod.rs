@@ -96,8 +96,9 @@ fn workloads<'a>(
     let within = move |of: &str| namespace.is_none_or(|namespace| namespace == of);
     let indexed = namespace.filter(|_| !selector.is_empty());
     let few = indexed.into_iter().flat_map(move |namespace| world.pods_selected(namespace, selector));
-    let all = world.pods().filter(move |pod| indexed.is_none() && within(&pod.meta.namespace));
-    let pods = few.chain(all).filter(|pod| !pod.spec.has_ended).map(|pod| &*pod.meta.labels);
+    let all = indexed.is_none().then(|| world.pods().filter(move |pod| within(&pod.meta.namespace)));
+    let pods =
+        few.chain(all.into_iter().flatten()).filter(|pod| !pod.spec.has_ended).map(|pod| &*pod.meta.labels);
     let templates = world.templates().filter(move |template| within(&template.meta.namespace));
     let labels = pods.chain(templates.map(|template| &template.spec.labels));
     labels.filter(move |labels| selects(selector, labels))

@@ -188,6 +188,10 @@ impl<'a> Report<'a> {
         at: &str,
         route: &IstioHttpRoute,
     ) {
+        // Most matches have neither, and there may be thousands of rules.
+        if route.matches.iter().all(|matched| matched.port.is_none() && matched.source_labels.is_empty()) {
+            return;
+        }
         let hosts = spec.hosts.iter().map(|host| self.world.service(&fqdn(host, about.namespace())));
         let Some(services) = hosts.collect::<Option<Vec<_>>>() else { return };
         let ports: BTreeSet<u16> =
@@ -202,7 +206,7 @@ impl<'a> Report<'a> {
                 self.report(about, Code::UnknownPortOfService, format!("{at}.port"), message, remedy);
             }
             let labels = &matched.source_labels;
-            if any_workload && workloads(self.world, None, labels).next().is_none() {
+            if any_workload && !labels.is_empty() && workloads(self.world, None, labels).next().is_none() {
                 let message = format!("no workload has {}, so this never matches", label_text(labels));
                 self.report(
                     about,

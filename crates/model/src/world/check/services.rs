@@ -64,14 +64,14 @@ impl Report<'_> {
         let declared: Vec<&Vec<ContainerPort>> =
             pods.chain(templates.map(|template| &template.spec.ports)).collect();
         for (index, port) in service.spec.ports.iter().enumerate() {
-            let field = format!("spec.ports[{index}].targetPort");
+            let field = || format!("spec.ports[{index}].targetPort");
             match &port.target {
                 _ if declared.iter().any(|ports| ports.iter().any(|of| is_target(of, &port.target))) => {}
                 TargetPort::Name(name) if !declared.is_empty() => {
                     let message =
                         format!("no container of its pods has a port named {name:?}, so it has no endpoints");
                     let remedy = "name the container's port, or use its number";
-                    self.report(about, Code::UnknownTargetPort, field, message, remedy);
+                    self.report(about, Code::UnknownTargetPort, field(), message, remedy);
                 }
                 // A port need not be declared, so this is reported only where all pods declare some port.
                 TargetPort::Number(number)
@@ -84,7 +84,7 @@ impl Report<'_> {
                         declared.iter().flat_map(|ports| ports.iter().map(|of| of.port)).collect();
                     let ports: Vec<String> = ports.iter().map(ToString::to_string).collect();
                     let remedy = format!("use a declared port: {}", ports.join(", "));
-                    self.report(about, Code::UndeclaredTargetPort, field, message, remedy);
+                    self.report(about, Code::UndeclaredTargetPort, field(), message, remedy);
                 }
                 _ => {}
             }

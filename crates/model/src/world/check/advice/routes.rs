@@ -1,10 +1,11 @@
-//! VirtualServices: hosts that are not exported, destinations without a port, repeated matches, claims of tokens.
+//! VirtualServices: hosts that are not exported, destinations without a port, covered matches, claims of tokens.
 
 use super::super::{ObjectReport, Report, rules::destinations, runs_in};
 use crate::{
     World,
     analysis::Code,
     api::{Kind, Labels, VirtualService, selects, virtual_service::HttpMatchRequest},
+    validate::{covers_connection, covers_request},
     world::{gateway_name, hosts::fqdn, store::Entry},
 };
 
@@ -46,47 +47,55 @@ impl Report<'_> {
         }
     }
 
-    /// Reports matches that an earlier rule, or the same rule, has already.
-    pub(super) fn repeated_matches(&mut self) {
-        // Names are for people and for statistics.
-        let bare = |matched: &HttpMatchRequest| HttpMatchRequest {
-            name: String::new(),
-            stat_prefix: String::new(),
-            ..matched.clone()
-        };
+    /// Reports matches that an earlier match of the same rule, or of an earlier one, covers.
+    pub(super) fn covered_matches(&mut self) {
         for entry in written(self.world) {
             let about = ObjectReport { entry, kind: Kind::VirtualService };
             let spec = &entry.object.spec;
-            let http: Vec<Vec<HttpMatchRequest>> = spec
-                .http
-                .iter()
-                .take(MAX_RULES)
-                .map(|rule| rule.matches.iter().take(MAX_RULES).map(bare).collect())
-                .collect();
-            self.repeated(&about, "http", &http.iter().map(Vec::as_slice).collect::<Vec<_>>());
-            self.repeated(&about, "tcp", &spec.tcp.iter().map(|rule| &*rule.matches).collect::<Vec<_>>());
-            self.repeated(&about, "tls", &spec.tls.iter().map(|rule| &*rule.matches).collect::<Vec<_>>());
+            // The delegate of a rule may match less than the rule.
+            let http = spec.http.iter().map(|rule| (&*rule.matches, rule.delegate.is_none()));
+            let tcp = spec.tcp.iter().map(|rule| (&*rule.matches, true));
+            let tls = spec.tls.iter().map(|rule| (&*rule.matches, true));
+            self.covered(&about, "http", http, covers_request);
+            self.covered(&about, "tcp", tcp, covers_connection);
+            self.covered(&about, "tls", tls, covers_connection);
         }
     }
 
-    /// Reports matches of a list of rules that an earlier rule, or the same rule, has already.
-    fn repeated<T: PartialEq>(
+    /// Reports covered matches of a list of rules. Each rule has its matches, and whether it takes all requests that
+    /// they match.
+    fn covered<'r, T: Default + 'r>(
         &mut self,
         about: &ObjectReport<'_, VirtualService>,
         list: &str,
-        rules: &[&[T]],
+        rules: impl Iterator<Item = (&'r [T], bool)>,
+        covers: fn(&T, &T) -> bool,
     ) {
+        let any = [T::default()];
         let mut seen: Vec<(usize, usize, &T)> = Vec::new();
-        for (rule, matches) in rules.iter().enumerate().take(MAX_RULES) {
-            let whole = matches.iter().all(|matched| seen.iter().any(|(.., known)| *known == matched));
-            for (index, matched) in matches.iter().enumerate().take(MAX_RULES) {
-                let first = seen.iter().find(|(.., known)| *known == matched);
-                // Rules of which every match is repeated are reported as unreachable.
-                if let Some((of, at, _)) = first.filter(|_| !whole) {
-                    let message = format!("repeats {list}[{of}].match[{at}]");
+        for (rule, (matches, takes_all)) in rules.enumerate().take(MAX_RULES) {
+            let matches = if matches.is_empty() { &any[..] } else { matches };
+            let matches = || matches.iter().enumerate().take(MAX_RULES);
+            let is_whole = |of: usize| {
+                let known = || seen.iter().filter(|(earlier, ..)| *earlier == of);
+                matches().all(|(_, matched)| known().any(|(.., wide)| covers(wide, matched)))
+            };
+            // A rule that an earlier one covers as a whole is reported as unreachable.
+            let mut earlier = seen.chunk_by(|one, other| one.0 == other.0).filter_map(|of| of.first());
+            if earlier.any(|(of, ..)| is_whole(*of)) {
+                continue;
+            }
+            for (index, matched) in matches() {
+                if let Some((of, at, wide)) = seen.iter().find(|(.., wide)| covers(wide, matched)) {
+                    let message = if covers(matched, wide) {
+                        format!("repeats {list}[{of}].match[{at}]")
+                    } else {
+                        format!("has no effect: {list}[{of}].match[{at}] covers it")
+                    };
                     let field = format!("spec.{list}[{rule}].match[{index}]");
                     self.report(about, Code::DuplicateMatch, field, message, "remove it");
-                } else if seen.len() < MAX_RULES {
+                }
+                if takes_all && seen.len() < MAX_RULES {
                     seen.push((rule, index, matched));
                 }
             }
