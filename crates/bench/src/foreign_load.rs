@@ -1,6 +1,7 @@
 //! Load of other processes before a benchmark measures anything.
 //!
-//! A busy machine does not stop a benchmark. The user gets a warning, and the result file keeps the figures.
+//! A busy machine does not stop a benchmark, nor does a build without optimisation. The user gets a warning, and the
+//! result file keeps the figures.
 
 use std::{fs, time::Duration};
 
@@ -30,7 +31,7 @@ pub(crate) struct ForeignLoad {
     pub(crate) waiting_percent: Option<f64>,
 }
 
-/// Observes the machine for one second, and warns if other processes keep it busy.
+/// Observes the machine for one second, and warns if other processes keep it busy or this program is slow.
 #[allow(clippy::disallowed_methods, reason = "observes an interval; nothing else runs in this process yet")]
 pub(crate) fn observe() -> ForeignLoad {
     let pressure = || waited(&fs::read_to_string("/proc/pressure/cpu").ok()?);
@@ -40,6 +41,11 @@ pub(crate) fn observe() -> ForeignLoad {
     let busy = ForeignLoad::between(ticks, accounting::ticks(), accounting::cores(), waited);
     if let Some(warning) = busy.warning() {
         stdio::print_error(warning);
+    }
+    if cfg!(unoptimised) {
+        stdio::print_error(
+            "warning: this program was built without optimisation; figures need a build with --release",
+        );
     }
     busy
 }

@@ -48,7 +48,6 @@ mod plot;
 mod schedule;
 mod tls;
 
-use skysail_core::stdio;
 use skysail_load::{clock, http1, stream};
 
 /// Selects the benchmark.
@@ -113,13 +112,6 @@ enum Benchmark {
 /// # Errors
 /// The machine lacks something that the benchmark needs, or the result cannot be written.
 pub fn run(args: Args) -> anyhow::Result<bool> {
-    use Benchmark::{Instructions, Relay, Serve};
-    // The program that `instructions` counts may be another one.
-    if cfg!(unoptimised) && !matches!(args.benchmark, Instructions(_) | Serve(_) | Relay(_)) {
-        stdio::print_error(
-            "warning: this program was built without optimisation; figures need a build with --release",
-        );
-    }
     match args.benchmark {
         Benchmark::Latency(args) => latency::run(args),
         Benchmark::Compare(args) => compare::run(args),

@@ -119,7 +119,7 @@ fn default_name(benchmark: &str, now: u64) -> String {
 }
 
 /// Creates the file, or one with a number if it exists. A special file, such as a pipe, is opened as it is.
-fn create(path: &Path) -> io::Result<(PathBuf, File)> {
+pub(crate) fn create(path: &Path) -> io::Result<(PathBuf, File)> {
     if path.exists() && !path.is_file() {
         return Ok((path.to_owned(), OpenOptions::new().write(true).open(path)?));
     }

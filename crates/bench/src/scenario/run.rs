@@ -1,7 +1,7 @@
 //! `skysail bench run`: takes the turns of scenarios, checks their acceptance, and stores the results.
 
 use std::{
-    fs,
+    io::Write as _,
     path::{Path, PathBuf},
 };
 
@@ -17,7 +17,7 @@ use crate::{
     html, latency,
     peers::Peer,
     report::LatencyReport,
-    results::ResultFile,
+    results::{self, ResultFile},
     stage::{self, Environment, Output},
 };
 
@@ -95,7 +95,9 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
 fn publish(result: &ScenarioResult, file: ResultFile, output: Output) -> anyhow::Result<bool> {
     let (file, json) = file.write(result)?;
     let columns = file.with_extension("csv");
-    fs::write(&columns, csv::write(result)).with_context(|| format!("cannot write {}", columns.display()))?;
+    results::create(&columns)
+        .and_then(|(_, mut file)| file.write_all(csv::write(result).as_bytes()))
+        .with_context(|| format!("cannot write {}", columns.display()))?;
     match output {
         Output::Table => {
             stdio::print(table::markdown(result))?;
