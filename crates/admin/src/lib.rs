@@ -8,7 +8,7 @@
 //! | timeout for the client to read a response | 60 s |
 //! | maximum duration of a connection | 10 min |
 //! | connections in total; from one address | 256; 64 |
-//! | connections without a request in progress | 128; a new one closes the oldest |
+//! | connections without a request in progress | 128; a further one closes the oldest |
 //!
 //! With these limits, idle and slow clients do not block readiness probes and scrapers.
 
@@ -107,7 +107,7 @@ impl ConnectionAddresses {
     }
 }
 
-/// Serves the pages of a router forever.
+/// Serves the pages of a router; never returns.
 pub async fn serve(listener: TcpListener, router: Router) -> Infallible {
     serve_with(listener, router, SETTINGS).await
 }
@@ -170,7 +170,7 @@ async fn connection(
     }
 }
 
-/// Returns when the client has not read a response in time.
+/// Returns when the client has not read a response within the limit.
 async fn overdue(mut begun: watch::Receiver<Option<Instant>>, limit: Duration) {
     while let Ok(Some(since)) = begun.wait_for(Option::is_some).await.map(|since| *since) {
         if timeout_at(since + limit, begun.wait_for(|now| *now != Some(since))).await.is_err() {
@@ -183,7 +183,7 @@ async fn overdue(mut begun: watch::Receiver<Option<Instant>>, limit: Duration) {
 /// response is cancelled. The connection is then idle.
 struct Sending {
     body: Body,
-    /// Rest of a frame that is not written yet.
+    /// Rest of a frame that has not been written yet.
     rest: Bytes,
     admitted: Arc<Admitted>,
     begun: watch::Sender<Option<Instant>>,

@@ -12,9 +12,9 @@ use crate::accounting::{self, Ticks};
 
 /// Time over which the machine is observed.
 const WINDOW: Duration = Duration::from_secs(1);
-/// Share of all cores from which figures become noisy.
+/// Share of all cores that other processes use, from which the figures of a benchmark become noisy.
 const NOISY: f64 = 0.1;
-/// Microseconds in a percent of [`WINDOW`].
+/// Microseconds in one percent of [`WINDOW`].
 const PERCENT: f64 = 10_000.0;
 
 /// Load of other processes over one second, in the result file.
@@ -22,7 +22,7 @@ const PERCENT: f64 = 10_000.0;
 pub(crate) struct ForeignLoad {
     /// Cores in use on average, including `stolen`.
     pub(crate) cores: f64,
-    /// Cores that the hypervisor gave to other machines.
+    /// Cores that the hypervisor gave to other machines, on average.
     pub(crate) stolen: f64,
     /// Number of cores of the machine.
     pub(crate) of: usize,
@@ -51,7 +51,7 @@ pub(crate) fn observe() -> ForeignLoad {
 }
 
 impl ForeignLoad {
-    /// Computes the load from two readings of /proc/stat, and the microseconds in which tasks waited between them.
+    /// Computes the load from two readings of /proc/stat, and the microseconds between them in which tasks waited.
     fn between(before: Ticks, after: Ticks, of: usize, waited: Option<u64>) -> Self {
         let all = after.all.saturating_sub(before.all).max(1) as f64;
         let cores = |before: u64, after: u64| after.saturating_sub(before) as f64 / all * of as f64;
@@ -118,7 +118,7 @@ mod tests {
     fn a_quiet_machine_gets_no_warning() {
         let quiet = ForeignLoad::between(ticks(1_000, 5_000, 10), ticks(1_019, 5_200, 10), 2, None);
         assert_eq!((quiet.warning(), quiet.waiting_percent), (None, None));
-        // Counters that stand still or decrease mean no load.
+        // Counters that do not change or that decrease mean no load.
         assert_eq!(ForeignLoad::between(ticks(9, 9, 9), ticks(8, 9, 9), 2, None).cores, 0.0);
     }
 

@@ -1,4 +1,4 @@
-//! Parts of self-contained HTML pages: without scripts, fonts or images from elsewhere.
+//! Parts of self-contained HTML pages, which load no script, font or image.
 
 use std::fmt::Write as _;
 
@@ -53,13 +53,13 @@ pub(crate) fn list(items: impl IntoIterator<Item = String>) -> String {
     if text.is_empty() { text } else { format!("<ul>{text}</ul>") }
 }
 
-/// Returns the processor, the kernel and the isolation of a run, as text.
+/// Returns the processor, the kernel, the isolation and the load of the machine at the start of a run, as text.
 pub(crate) fn machine(machine: &Machine) -> String {
     let Machine { cpu, cpus, kernel, network, scheduling, load, .. } = machine;
     format!("{cpu} ({cpus} CPUs), Linux {kernel}, {network}, {scheduling}; load {load:.1} at the start")
 }
 
-/// Formats seconds since 1970 as date and time in UTC.
+/// Formats seconds since 1970 as a date and time in UTC, without seconds.
 pub(crate) fn date(seconds: u64) -> String {
     let moment = stage::utc(seconds);
     let (year, month, day) = moment.to_calendar_date();

@@ -32,7 +32,7 @@ impl ResultArgs {
     /// Returns the result file.
     ///
     /// # Errors
-    /// As those of [`ResultFile::new`].
+    /// As for [`ResultFile::new`].
     pub(crate) fn file(&self, benchmark: &str) -> anyhow::Result<ResultFile> {
         ResultFile::new(self.result.as_deref(), benchmark)
     }
@@ -56,7 +56,7 @@ impl ResultArgs {
     }
 }
 
-/// File of a result that is not written yet.
+/// File for a result that has not been written yet.
 pub(crate) struct ResultFile {
     path: PathBuf,
 }
@@ -95,8 +95,8 @@ impl ResultFile {
         Ok(Self { path })
     }
 
-    /// Writes the result as JSON. Returns the file and the text. A number is appended if a file of that name has
-    /// appeared since.
+    /// Writes the result as JSON. Returns the file and the text. If a file of this name exists, the name of the new one
+    /// gets a number.
     pub(crate) fn write(self, result: &impl Serialize) -> anyhow::Result<(PathBuf, String)> {
         let json = serde_json::to_string_pretty(result)?;
         let (path, mut file) = create(&self.path)
@@ -118,7 +118,7 @@ fn default_name(benchmark: &str, now: u64) -> String {
     )
 }
 
-/// Creates the file, or one with a number if it exists. A special file, such as a pipe, is opened as it is.
+/// Creates the file, or one with a number in its name if it exists. Opens an existing special file, such as a pipe.
 pub(crate) fn create(path: &Path) -> io::Result<(PathBuf, File)> {
     if path.exists() && !path.is_file() {
         return Ok((path.to_owned(), OpenOptions::new().write(true).open(path)?));
@@ -142,7 +142,7 @@ pub(crate) fn create(path: &Path) -> io::Result<(PathBuf, File)> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Fails if a file cannot be written, and names the option. Leaves no file behind.
+/// Fails if a file cannot be written; the error names the option. Creates no file.
 pub(crate) fn check_writable(option: &str, file: &Path) -> anyhow::Result<()> {
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let checked = if file.exists() {

@@ -1,8 +1,8 @@
 //! `skysail bench run`, `report` and `diff`: scenarios as files, and their results.
 //!
 //! [`format`](mod@format) reads a scenario. [`run`](mod@run) takes its turns and stores a [`ScenarioResult`]. [`table`]
-//! and [`page`](mod@page) show results, with figures that others have published beside. [`diff`](mod@diff) compares two
-//! of them. [`csv`] reads and writes the columns of Istio's `benchmark.csv`.
+//! and [`page`](mod@page) show results together with figures that others have published. [`diff`](mod@diff) compares
+//! two results. [`csv`] reads and writes the columns of Istio's `benchmark.csv`.
 
 mod csv;
 mod diff;
@@ -43,7 +43,7 @@ struct ScenarioResult {
     report: LatencyReport,
 }
 
-/// Reads a result file, and computes its summary. Returns `None` for the result of another benchmark.
+/// Reads a result file and computes the summary of the result. Returns `None` for the result of another benchmark.
 fn read(file: &Path) -> anyhow::Result<Option<ScenarioResult>> {
     let name = file.display();
     let size = fs::metadata(file).with_context(|| format!("cannot read {name}"))?.len();

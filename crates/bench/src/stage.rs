@@ -85,7 +85,10 @@ impl Environment {
         Peer::choose(&selected, usual, &places)
     }
 
-    /// Enters the environment of these turns.
+    /// Observes the load of other processes, and enters the environment of the turns.
+    ///
+    /// # Errors
+    /// The kernel does not report CPU time, or a file cannot be created.
     pub(crate) fn stage(&self) -> anyhow::Result<Stage> {
         ensure!(
             accounting::available(),
@@ -102,7 +105,7 @@ impl Environment {
 pub(crate) struct Stage {
     pub(crate) setup: Setup,
     pub(crate) machine: Machine,
-    /// Holds all files of the run; removed when dropped.
+    /// Folder of all files of the run; removed on drop.
     _folder: TempDir,
 }
 
@@ -192,7 +195,7 @@ pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// Returns the moment of seconds since 1970; 1970 itself if it is out of range.
+/// Converts seconds since 1970 to a time; returns the start of 1970 if they are out of range.
 pub(crate) fn utc(seconds: u64) -> OffsetDateTime {
     let moment =
         i64::try_from(seconds).ok().and_then(|moment| OffsetDateTime::from_unix_timestamp(moment).ok());
@@ -213,7 +216,7 @@ pub(crate) fn version(peer: Peer, program: &Path) -> Program {
     Program { file: program.display().to_string(), version: line.to_owned() }
 }
 
-/// Removes repeated values, because a turn is identified by its settings.
+/// Removes repeated values; the first of equal ones stays. Settings identify a turn, so each may occur only once.
 pub(crate) fn deduplicate<T: PartialEq>(values: &mut Vec<T>) {
     let mut kept = Vec::with_capacity(values.len());
     for value in values.drain(..) {

@@ -1,4 +1,4 @@
-//! Istio's debug types over discovery, which `istioctl proxy-status` and `istioctl x internal-debug` request. They show
+//! Istio's debug types, which `istioctl proxy-status` and `istioctl x internal-debug` request by discovery. They show
 //! the whole mesh, so [`Access`](crate::access::Access) authorizes the caller, and only the TLS port serves them.
 
 use std::time::SystemTime;
@@ -37,9 +37,9 @@ use crate::{
 const SYNCZ: &str = "istio.io/debug/syncz";
 const CONFIG_DUMP: &str = "istio.io/debug/config_dump";
 const CONNECTIONS: &str = "istio.io/connections";
-/// A page below `/debug`, by its name.
+/// Type of the pages below `/debug`; the resource name is that of the page.
 const PAGE: &str = "istio.io/debug";
-/// Istiod's message for an unknown page. `istioctl` recognizes it and lists the pages.
+/// Istiod's message for an unknown page. `istioctl` then lists the pages.
 const UNKNOWN: &str = "404 page not found";
 
 /// Returns the response to an authorized request.

@@ -1,4 +1,4 @@
-//! Rate limits by token buckets that count the events they suppress: one bucket in all, or one for each caller.
+//! Rate limits by token buckets that count the events they suppress: a single bucket, or one for each caller.
 
 use std::{
     collections::HashMap,
@@ -12,9 +12,9 @@ const FIRST_SWEEP: usize = 1_024;
 /// Size of a token bucket, and how fast it fills.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rate {
-    /// Events at once, after a pause.
+    /// Capacity of the bucket: maximum number of events at once.
     pub(crate) burst: f64,
-    /// Events per second in the long run.
+    /// Tokens added per second: maximum rate of events over a long time.
     pub(crate) per_second: f64,
 }
 
@@ -66,7 +66,8 @@ pub(crate) struct TokenBuckets {
 #[derive(Debug)]
 struct Callers {
     buckets: HashMap<Box<str>, TokenBucket>,
-    /// Number of buckets at which full ones are removed: twice the number that was left the last time.
+    /// Number of buckets at which full ones are removed: twice the number left after the last removal, and at least
+    /// [`FIRST_SWEEP`].
     next_sweep: usize,
 }
 

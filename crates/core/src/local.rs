@@ -1,9 +1,10 @@
 //! Access to admin pages without a credential: granted to callers in the server's own network namespace, except to a
-//! browser that a foreign web page drives.
+//! browser that sends a request for a web page of another origin.
 //!
-//! A browser on the same machine also calls from loopback. A foreign page can make it send requests across origins. To
-//! read the answers it can point a name of its own to 127.0.0.1 (DNS rebinding). The first is visible in `Origin` (RFC
-//! 6454) and `Sec-Fetch-Site` (W3C Fetch Metadata), the second in `Host`, which then carries the foreign name.
+//! A browser on the same machine also connects from loopback. A page of another origin can make it send requests to
+//! this server. To read the responses, the page's DNS server can resolve the page's own name to 127.0.0.1 (DNS
+//! rebinding). `Origin` (RFC 6454) and `Sec-Fetch-Site` (W3C Fetch Metadata) show the first. `Host` shows the second:
+//! it then has the name of the page's site.
 
 use std::net::IpAddr;
 
@@ -30,7 +31,7 @@ pub enum Refusal {
     /// The caller is outside this network namespace.
     #[error("the caller is not on this machine or in this pod")]
     Elsewhere,
-    /// `Host` is a name that foreign DNS may have pointed to this server.
+    /// `Host` is a name that another party's DNS server may have resolved to this server.
     #[error("the field Host must be an IP address or localhost, as protection against DNS rebinding")]
     Host,
     /// A browser sends the request for a page of another origin.
@@ -39,7 +40,7 @@ pub enum Refusal {
 }
 
 impl Caller<'_> {
-    /// Checks that the caller is in this network namespace and that no foreign web page drives it.
+    /// Checks that the caller is in this network namespace and sends the request for no web page of another origin.
     ///
     /// # Errors
     /// Returns the reason why the caller is refused.
@@ -73,8 +74,7 @@ impl Caller<'_> {
     }
 }
 
-/// Returns whether a host, with or without a port, is an address or `localhost`. No DNS server decides where these
-/// lead.
+/// Returns whether a host, with or without a port, is an address or `localhost`. These are not resolved by DNS.
 fn is_here(host: &[u8]) -> bool {
     let Ok(host) = std::str::from_utf8(host) else { return false };
     let (name, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {

@@ -1,4 +1,4 @@
-//! Names that control plane and sidecar build and parse.
+//! Names and ports that the control plane and the sidecar share.
 //!
 //! The names are Istio's, because dashboards and `EnvoyFilter`s match on them, and so do istiod and `istio-proxy` in a
 //! mixed mesh.
@@ -45,7 +45,7 @@ pub const GRPC_STATUS: [&str; 17] = [
 
 /// Key of node metadata: the proxy subscribes to virtual hosts one by one (VHDS). Value `"true"`.
 pub const TAKES_VIRTUAL_HOSTS: &str = "SKYSAIL_VHDS";
-/// Key of node metadata: the proxy takes the addresses of names that the control plane resolved from endpoint
+/// Key of node metadata: the proxy gets the addresses of names that the control plane has resolved by endpoint
 /// discovery. Value `"true"`.
 pub const TAKES_RESOLVED_NAMES: &str = "SKYSAIL_RESOLVED";
 /// Filter name of our own metadata in resources.
@@ -54,7 +54,7 @@ pub const METADATA: &str = "skysail";
 /// Value `"true"`.
 pub const TAKES_UNANSWERED: &str = "takes_unanswered";
 
-/// ID of the key that verifies no token, in key sets that the control plane has not fetched.
+/// ID of a key that verifies no token. It stands for a key set that the control plane has not fetched.
 pub const UNFETCHED_KEY: &str = "none";
 /// Audience that the certificate authority requires in a service account token.
 pub const TOKEN_AUDIENCE: &str = "istio-ca";

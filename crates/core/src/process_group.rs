@@ -5,10 +5,10 @@ use nix::{
     unistd::Pid,
 };
 
-/// Guard of a process group, for example of a probe's command. It kills the group's processes when dropped, so it also
-/// ends them if the future that waits for the command is dropped.
+/// Guard of a process group, for example of a probe's command. It kills the group's processes on drop, including when
+/// the future that waits for the command is dropped.
 ///
-/// Drop it before the `Child`: an ended leader that nobody has waited for reserves the number of its group.
+/// Drop it before the `Child`: the ID of the group is reserved only until the exited leader has been waited for.
 #[derive(Debug)]
 pub struct ProcessGroup(Option<Pid>);
 
@@ -19,7 +19,7 @@ impl ProcessGroup {
         Self(leader.map(Pid::from_raw))
     }
 
-    /// Lets the remaining processes of the group run.
+    /// Consumes the guard without killing the remaining processes of the group.
     pub fn release(mut self) {
         self.0 = None;
     }

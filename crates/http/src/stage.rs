@@ -1,7 +1,7 @@
-//! Stages of a body: another party takes its content and returns other content later.
+//! Stages of a body: an external processor takes its content and returns other content later.
 //!
-//! A stage takes content only while it is open, so it holds a bounded number of bytes. Conversions before and after a
-//! stage apply to what it takes and to what it returns.
+//! A stage takes content only while it is open, so it stores a bounded number of bytes. Conversions before a stage
+//! apply to the content that it takes, those after it to the content that it returns.
 
 use std::task::{Context, Poll, ready};
 
@@ -33,17 +33,17 @@ pub enum TransferError {
 pub struct BodyPart {
     /// Content; may be empty.
     pub data: Bytes,
-    /// Nothing follows.
+    /// This is the last part.
     pub end: bool,
     /// Trailer fields, at the end.
     pub trailers: Option<Headers>,
 }
 
-/// Error: the other party has ended the exchange. It knows why.
+/// Error: the stage has ended the exchange. The stage knows the reason.
 #[derive(Debug)]
 pub struct StageFailed;
 
-/// Another party that processes the content of a body.
+/// A processor of the content of a body.
 pub trait Stage {
     /// Returns the next part of the result.
     ///
@@ -51,21 +51,20 @@ pub trait Stage {
     /// The exchange must end.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<BodyPart, StageFailed>>;
 
-    /// Sends and receives what is possible, while nobody takes the result.
+    /// Sends and receives as much as possible while the caller does not take the result.
     ///
     /// # Errors
     /// The exchange must end.
     fn poll_progress(&mut self, cx: &mut Context<'_>) -> Result<(), StageFailed>;
 
-    /// Returns whether the stage takes content. A stage that does not take any wakes the task of the last poll once it
-    /// does again.
+    /// Returns whether the stage takes content. A closed stage wakes the task of the last poll when it opens again.
     fn is_open(&self) -> bool;
 
-    /// Takes the next part of the body. The stage is open.
+    /// Takes the next part of the body. The stage must be open.
     fn push(&mut self, piece: BodyPart);
 }
 
-/// What the content of a body passes on its way: conversions, and stages.
+/// Processing of the content of a body: a conversion, or a stage with further processing around it.
 pub(crate) enum Through {
     Conversion(Conversion),
     Stage(Staged),
@@ -108,7 +107,8 @@ impl Staged {
         }
     }
 
-    /// Gives content to the stage without waiting for its result. Pending if it takes no more.
+    /// Gives content to the stage without waiting for its result. Pending when the stage takes no more or the source
+    /// has no data yet.
     pub(crate) fn poll_fill(
         &mut self,
         cx: &mut Context<'_>,
@@ -120,7 +120,7 @@ impl Staged {
         }
     }
 
-    /// Lets the stage and those before it send and receive, while nobody takes the result.
+    /// Lets the stage and those before it send and receive while the caller does not take the result.
     fn poll_progress(&mut self, cx: &mut Context<'_>) -> Result<(), TransferError> {
         self.stage.poll_progress(cx)?;
         self.before.as_mut().map_or(Ok(()), |before| before.poll_progress(cx))
@@ -143,7 +143,7 @@ impl Staged {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads the next part of the body, with all parts that have arrived with it.
+    /// Reads the next part of the body, joined with those that have arrived together with it, up to about [`JOINED`].
     fn poll_source(
         &mut self,
         cx: &mut Context<'_>,
@@ -175,7 +175,7 @@ impl Staged {
 }
 
 impl Through {
-    /// Returns this way followed by a conversion.
+    /// Returns this processing followed by a conversion.
     pub(crate) fn then(self, next: Conversion) -> Self {
         let both = |first, next| Conversion::Then(Box::new([first, next]));
         match self {
@@ -214,7 +214,7 @@ impl Through {
         }
     }
 
-    /// Lets stages send and receive, while nobody takes the result.
+    /// Lets stages send and receive while the caller does not take the result.
     pub(crate) fn poll_progress(&mut self, cx: &mut Context<'_>) -> Result<(), TransferError> {
         match self {
             Self::Conversion(_) => Ok(()),

@@ -3,8 +3,8 @@
 //! Most deadlines move long before they expire, because each request sets a new one. A [`Timer`] therefore registers
 //! with its thread only if it has no registration, or one that is too late. If a registration expires too early, the
 //! timer registers again. The kernel has only the earliest registration, in a `timerfd` that the worker's event loop
-//! watches like a socket. In steady traffic neither has a cost. The runtime's own timers are checked before each wait
-//! and are not used here.
+//! watches like a socket. Steady traffic therefore sets no kernel timer and adds few registrations. The timers of the
+//! runtime are not used, because the runtime checks them before each wait.
 
 use std::{
     cell::{Cell, RefCell},
@@ -39,18 +39,18 @@ struct Timers {
     set: Cell<Option<Instant>>,
 }
 
-/// Runs the timers of this thread while the returned future is polled.
+/// Starts the timers of this thread. They run while the returned future is polled.
 ///
 /// # Errors
 /// The system provides no timer, or there is no runtime.
 pub fn start() -> io::Result<impl Future<Output = ()>> {
     let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
     let alarm = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?;
-    // The event loop treats the timer like a pipe that becomes readable.
+    // The event loop watches the timer like the receiving end of a pipe.
     let watched = pipe::Receiver::from_owned_fd_unchecked(alarm.as_fd().try_clone_to_owned()?)?;
     TIMERS.with(|timers| *timers.alarm.borrow_mut() = Some(alarm));
     Ok(async move {
-        // Fails only when the event loop ends.
+        // Fails only when the runtime shuts down.
         while watched.readable().await.is_ok() {
             // The number of expirations does not matter.
             while watched.try_read(&mut [0; 8]).is_ok() {}
@@ -141,14 +141,14 @@ pub struct Timer {
     registration: Option<Registration>,
 }
 
-/// A registration with the thread's timers; dropping it removes it.
+/// A registration with the thread's timers, removed on drop.
 struct Registration {
     key: (Instant, u64),
     waker: Waker,
 }
 
 impl Timer {
-    /// Returns ready when `deadline` has passed; `None` never passes.
+    /// Becomes ready when `deadline` has passed; without a deadline, never.
     pub fn poll(&mut self, cx: &mut Context<'_>, deadline: Option<Instant>) -> Poll<()> {
         let Some(deadline) = deadline else { return Poll::Pending };
         if let Some(registration) = &self.registration
@@ -177,7 +177,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // At the end of the thread, the timers may be gone.
+        // At the end of the thread, the timers may have been dropped.
         let waker = TIMERS.try_with(|timers| timers.waiting.borrow_mut().remove(&self.key));
         drop(waker);
     }

@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime};
 const MIN_RETRY: Duration = Duration::from_millis(500);
 /// Maximum pause between attempts.
 const MAX_RETRY: Duration = Duration::from_secs(30);
-/// Interval at which the wall clock is read. Timers of the runtime stop while the machine is suspended, and do
-/// not notice that the clock is set.
+/// Interval at which the wall clock is read. Timers of the runtime stop while the machine is suspended, and are
+/// not affected when the clock is set.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Time of a certificate renewal by the wall clock.
@@ -22,11 +22,11 @@ pub struct Renewal {
 
 impl Renewal {
     /// Plans the renewal of a certificate that was obtained at `obtained`: after 50 to 70 % of its lifetime.
-    /// `jitter`, from 0 to 1, selects the point in between, so that many certificates of one hour are not
-    /// renewed in the same second.
+    /// `jitter`, from 0 to 1, selects the time in this range, so that certificates that were issued at the same
+    /// time are not all renewed at the same time.
     ///
     /// The lifetime counts from `obtained`, because authorities backdate certificates, Istio's by two minutes.
-    /// A certificate of one minute would otherwise be due at once.
+    /// The renewal of a certificate with a lifetime of one minute would otherwise be due at once.
     pub(crate) fn plan(
         not_before: SystemTime,
         not_after: SystemTime,
@@ -35,7 +35,7 @@ impl Renewal {
     ) -> Self {
         let start = not_before.max(obtained);
         let lifetime = not_after.duration_since(start).unwrap_or_default();
-        // Otherwise an authority whose clock is fast would receive requests continuously.
+        // Otherwise an authority whose clock is ahead would receive requests continuously.
         let valid_from = not_before.min(obtained);
         Self { at: start + lifetime.mul_f64(0.5 + 0.2 * jitter.clamp(0.0, 1.0)), valid_from }
     }
@@ -45,7 +45,7 @@ impl Renewal {
         if now < self.valid_from { Duration::ZERO } else { self.at.duration_since(now).unwrap_or_default() }
     }
 
-    /// Waits until the renewal is due by `clock`, at least one second.
+    /// Waits until the renewal is due by `clock`, but at least one second.
     pub async fn wait(&self, clock: impl Fn() -> SystemTime) {
         let mut pause = self.left(clock()).clamp(Duration::from_secs(1), CHECK_INTERVAL);
         while !pause.is_zero() {

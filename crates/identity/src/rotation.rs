@@ -3,18 +3,19 @@
 //! | step | signs | trusted | ends |
 //! |---|---|---|---|
 //! | settled | the root | the root | when the root nears its end, or on request |
-//! | distribute | the root | it and the next root | when every workload has renewed and received both roots |
+//! | distribute | the root | the root and the next root | when every workload has renewed and received both roots |
 //! | issue | the next root | both | when all certificates of the former root have expired |
 //! | retire | the new root | the new root | when every workload has renewed and dropped the former root |
 //!
 //! Workloads receive the trust bundle with each certificate, so a rotation needs only their normal renewals.
 //! It works for Istio's agents too. A step lasts for the lifetime of a certificate plus a margin for slow
-//! clocks. Every certificate that is valid at the end of a step was issued after the step began.
+//! clocks. Every certificate that is valid at the end of a step was issued after the step began. Distribute
+//! ends earlier if too little of the root's lifetime is left (`latest_switch`).
 //!
 //! The state is in one file, `authority.json`. Each write replaces the whole file, so a process can continue
 //! after a crash at any moment. `root-cert.pem` beside it is for other programs. The process locks the
 //! directory, because two processes would replace each other's roots. A root that has expired by the clock is
-//! never replaced: the clock may be wrong, and the key would be lost.
+//! not replaced, because the clock may be wrong and the key would be lost.
 
 use std::{
     fs,
@@ -106,7 +107,7 @@ struct State {
     signing: Root,
     /// Next root, during [`Step::Distribute`].
     next: Option<Root>,
-    /// Certificate of the former root, once it no longer signs.
+    /// Certificate of the former root, during [`Step::Issue`] and [`Step::Retire`].
     former: Option<String>,
     /// Lifetime of certificates that are signed now.
     lifetime: Duration,
@@ -176,7 +177,7 @@ impl SelfSigned {
         self.state.since
     }
 
-    /// Returns the end of the current step.
+    /// Returns the earliest end of the current step.
     pub fn until(&self) -> SystemTime {
         self.state.until
     }
@@ -211,7 +212,7 @@ impl SelfSigned {
         Ok(true)
     }
 
-    /// Advances to the next step if the current one is over; returns whether it did.
+    /// Advances to the next step if the current one has ended; returns whether it did.
     ///
     /// # Errors
     /// The new state cannot be stored, or the root has expired by the clock. [`Self::step`] then returns the
@@ -378,7 +379,7 @@ fn read(folder: &Path) -> Result<Option<State>, Error> {
 fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
     let new = path.with_extension("new");
     let replace = || {
-        // A leftover of a crashed process may have another mode.
+        // A file that a crashed process has left may have another mode.
         match fs::remove_file(&new) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             _ => {}

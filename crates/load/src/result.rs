@@ -23,7 +23,7 @@ const SECOND: f64 = 1e9;
 /// Code of requests without a response, as in Fortio.
 const NO_RESPONSE: &str = "-1";
 
-/// A result. Fields that Fortio does not know have names of ours and are ignored by it.
+/// A result. Fortio ignores the fields that it does not have, from `since_sent_histogram` on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct RunResult {
@@ -40,7 +40,7 @@ pub(crate) struct RunResult {
     pub(crate) actual_qps: f64,
     /// Nanoseconds.
     pub(crate) actual_duration: u64,
-    /// Connections.
+    /// Number of connections.
     pub(crate) num_threads: u64,
     pub(crate) version: String,
     pub(crate) duration_histogram: HistogramData,
@@ -66,9 +66,9 @@ pub(crate) struct RunResult {
     pub(crate) socket_count: u64,
     pub(crate) connection_stats: HistogramData,
     pub(crate) abort_on: i64,
-    /// Latency from the sending; in the open loop it excludes the wait for a connection.
+    /// Latency from the time of sending; in the open loop it excludes the wait for a connection.
     pub(crate) since_sent_histogram: HistogramData,
-    /// Delay of the generator itself.
+    /// Delay of the generator itself between the due time and the sending of a request.
     pub(crate) generator_lateness: HistogramData,
     /// CPU time of the generator per request, in seconds.
     pub(crate) generator_cpu: f64,
@@ -78,7 +78,7 @@ pub(crate) struct RunResult {
     pub(crate) failures: BTreeMap<String, u64>,
     /// Overdue requests that were skipped (`-nocatchup`).
     pub(crate) skipped: u64,
-    /// Requests that were due and not sent.
+    /// Requests that were due and had not been sent at the end, or had no response.
     pub(crate) unsent: u64,
     /// The load ended early, by a signal or by `-abort-on`.
     pub(crate) interrupted: bool,
@@ -98,7 +98,7 @@ pub(crate) struct HistogramData {
     pub(crate) percentiles: Option<Vec<Percentile>>,
 }
 
-/// Number of values above `start`, up to `end`.
+/// Number of values above `start`, up to `end`. The first bucket includes its start, the minimum.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(crate) struct Bucket {
@@ -157,7 +157,7 @@ impl Default for RunResult {
     }
 }
 
-/// How a run went, besides its requests.
+/// Facts about a run that do not concern single requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RunFacts {
     pub(crate) started: DateTime<Utc>,
@@ -262,7 +262,7 @@ impl RunResult {
 }
 
 impl HistogramData {
-    /// Converts a histogram. `unit` is the number of its units in one of the result.
+    /// Converts a histogram. `unit` is the number of its units in one unit of the result.
     fn of(histogram: &Histogram<u64>, unit: f64, args: &LoadArgs) -> Self {
         let count = histogram.len();
         if count == 0 {
@@ -294,7 +294,8 @@ fn percentiles(histogram: &Histogram<u64>, unit: f64, wanted: &[f64]) -> Vec<Per
         .collect()
 }
 
-/// Groups the values in buckets. Their width is that of the smallest bucket, then 1 to 10 % of the value.
+/// Groups the values in buckets. The width of a bucket is `width` up to 100 times `width`, and above it 1 to 10 % of
+/// the value.
 fn buckets(histogram: &Histogram<u64>, unit: f64, width: f64, offset: f64) -> Vec<Bucket> {
     let (min, count) = (histogram.min() as f64, histogram.len() as f64);
     let mut buckets: Vec<Bucket> = Vec::new();
@@ -325,7 +326,8 @@ fn buckets(histogram: &Histogram<u64>, unit: f64, width: f64, offset: f64) -> Ve
     buckets
 }
 
-/// Returns the end of the bucket of a value: the next multiple of `width` with two significant digits.
+/// Returns the end of the bucket of a value: the value, rounded up to a multiple of `width` with two significant
+/// digits.
 fn edge(value: f64, width: f64) -> f64 {
     let units = (value / width).ceil().max(1.0);
     let mut scale = 1.0;
@@ -335,7 +337,8 @@ fn edge(value: f64, width: f64) -> f64 {
     (units / scale).ceil() * scale * width
 }
 
-/// Returns the name of a result: its time in UTC, and the labels with letters, digits and `_` only, as Fortio does.
+/// Returns the name of a result as Fortio does: its time in UTC, and the labels with `_` for other characters than
+/// letters and digits.
 fn id(started: &DateTime<Utc>, labels: &str) -> String {
     /// Maximum length in Fortio.
     const MAX: usize = 96;

@@ -30,10 +30,10 @@ impl Tls {
         (Arc::clone(&self.config), self.server.clone())
     }
 
-    /// Returns the first record of a connection.
+    /// Returns the first record that a client sends, with its ClientHello.
     ///
     /// # Errors
-    /// The TLS settings permit no connection.
+    /// The TLS configuration cannot be used.
     pub fn hello(&self) -> anyhow::Result<Vec<u8>> {
         let mut connection = ClientConnection::new(self.config.clone(), self.server.clone())?;
         let mut record = Vec::new();
@@ -52,8 +52,8 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// Opens a connection. Blocks, which on loopback takes no longer than the call itself. The TLS handshake comes
-    /// with the first reads and writes.
+    /// Opens a connection. Blocks until it is open, which on loopback is at once. The first reads and writes perform
+    /// the TLS handshake.
     ///
     /// # Errors
     /// The connection cannot be opened.
@@ -66,7 +66,7 @@ impl Stream {
     /// Begins to open a connection without waiting for it. The socket is writable once it is open or has failed.
     ///
     /// # Errors
-    /// The kernel refuses the socket. A refused connection is not an error here.
+    /// The kernel refuses the socket. A refused connection is not an error here, but one of the first read or write.
     pub fn begin(address: &SockAddr, tls: Option<&Tls>) -> anyhow::Result<Self> {
         let socket = Socket::new(address.domain(), Type::STREAM.nonblocking(), None)?;
         if !address.is_unix() {
@@ -97,7 +97,8 @@ impl Stream {
         }
     }
 
-    /// Returns true if bytes wait for the socket. Otherwise a call that would block waits for the other side.
+    /// Returns true if a write that would block waits until the socket is writable. Otherwise it waits for data from
+    /// the peer, in the TLS handshake.
     pub fn wants_write(&self) -> bool {
         match self {
             Self::Plain(_) => true,
@@ -105,7 +106,7 @@ impl Stream {
         }
     }
 
-    /// Returns true if written bytes have not been passed to the kernel.
+    /// Returns true if some of the written bytes have not been passed to the kernel yet.
     pub fn holds_output(&self) -> bool {
         match self {
             Self::Plain(_) => false,

@@ -9,7 +9,7 @@ const MAX_TIME: u64 = 3_600_000_000_000;
 /// Maximum of the histograms of sizes, in bytes.
 const MAX_SIZE: u64 = 1 << 40;
 
-/// Reason of a request without a complete response.
+/// Reason why a request has no complete response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Failure {
     /// The connection could not be opened.
@@ -43,9 +43,9 @@ impl Failure {
 /// Result of a request: a status of its protocol, or a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Outcome {
-    /// Status of HTTP.
+    /// HTTP status.
     Status(u16),
-    /// A name that the protocol gives: `SERVING` of gRPC's health check, `OK` of TCP.
+    /// A named result: `SERVING` of a gRPC health check, `OK` of a TCP echo.
     Named(&'static str),
     Failed(Failure),
 }
@@ -80,7 +80,7 @@ pub(crate) struct Times {
 pub(crate) struct Tally {
     /// Nanoseconds from the due time to the end of the response, of all requests.
     pub(crate) latency: Histogram<u64>,
-    /// The same from the time of sending.
+    /// Nanoseconds from the sending to the end of the response, of all requests.
     pub(crate) since_sent: Histogram<u64>,
     /// The same as `latency`, of the requests that failed.
     pub(crate) failed: Histogram<u64>,
@@ -93,9 +93,10 @@ pub(crate) struct Tally {
     /// Bytes of the heads of responses.
     pub(crate) heads: Histogram<u64>,
     pub(crate) outcomes: BTreeMap<Outcome, u64>,
-    /// Last outcome with its number, which is not yet in `outcomes`: most requests have the same.
+    /// Last outcome, and the number of consecutive requests with it that `outcomes` does not contain yet. Most requests
+    /// have the same outcome, so this saves look-ups.
     last: (Outcome, u64),
-    /// Requests that were skipped, because they were overdue.
+    /// Overdue requests that were skipped.
     pub(crate) skipped: u64,
     /// Requests that were due and had not been sent at the end, or had no response.
     pub(crate) unsent: u64,

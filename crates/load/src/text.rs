@@ -1,10 +1,10 @@
-//! The result for people.
+//! Results as text for people.
 
 use crate::result::{HistogramData, RunResult};
 
-/// Share of the typical latency from which the generator's own lateness makes a result doubtful.
+/// Share of the median latency above which the generator's own delay makes a result unreliable.
 const LATE: f64 = 0.1;
-/// Share of a CPU from which the generator limits the rate.
+/// Share of the time of the generator's threads above which the generator, not the target, limits the rate.
 const BUSY: f64 = 0.9;
 
 /// Returns the result as text.
@@ -93,7 +93,7 @@ fn generator(result: &RunResult) -> String {
     )
 }
 
-/// Returns the share of the generator's threads that was busy.
+/// Returns the share of the run in which the generator's threads used a CPU, on average.
 fn busy(result: &RunResult) -> f64 {
     let cpu = result.generator_cpu * result.duration_histogram.count as f64;
     cpu / (result.actual_duration.max(1) as f64 / 1e9 * result.generator_threads.max(1) as f64)
@@ -103,7 +103,7 @@ fn percentile(of: &HistogramData, wanted: f64) -> Option<f64> {
     of.percentiles.iter().flatten().find(|one| one.percentile == wanted).map(|one| one.value)
 }
 
-/// Returns what makes the result doubtful.
+/// Returns the reasons why the result may not describe the target.
 pub(crate) fn warnings(result: &RunResult) -> Vec<String> {
     let mut warnings = Vec::new();
     if result.interrupted {
@@ -119,7 +119,7 @@ pub(crate) fn warnings(result: &RunResult) -> Vec<String> {
         warnings.push(format!("{} overdue requests were skipped (-nocatchup)", number(result.skipped)));
     }
     let late = percentile(&result.generator_lateness, 99.0).unwrap_or(0.0);
-    // Without P50 among the percentiles, the mean is the best estimate.
+    // Without P50 among the percentiles, the mean replaces it.
     let typical = percentile(&result.duration_histogram, 50.0).unwrap_or(result.duration_histogram.avg);
     if late > typical * LATE && late > 1e-4 {
         warnings.push(format!(
@@ -134,7 +134,7 @@ pub(crate) fn warnings(result: &RunResult) -> Vec<String> {
     warnings
 }
 
-/// Writes a time in seconds with three significant digits.
+/// Formats a time in seconds with three significant digits and a suitable unit.
 pub(crate) fn time(seconds: f64) -> String {
     let (value, unit) = match seconds {
         _ if seconds < 1e-3 => (seconds * 1e6, "µs"),
@@ -145,7 +145,7 @@ pub(crate) fn time(seconds: f64) -> String {
     format!("{value:.digits$} {unit}")
 }
 
-/// Writes a number with commas.
+/// Formats a number with a comma before each group of three digits.
 pub(crate) fn number(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();

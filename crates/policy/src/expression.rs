@@ -1,7 +1,7 @@
 //! CEL expressions over Envoy's attributes of a request or connection.
 //!
-//! An expression is compiled once and records the attributes that it reads, so that an evaluation builds only those.
-//! The caller supplies their values and decides what a failed evaluation means, for example that a filter does not
+//! An expression is compiled once and records the attributes that it reads, so that an evaluation needs only those.
+//! The caller supplies their values and decides the effect of a failed evaluation, for example that a filter does not
 //! match.
 
 use std::{
@@ -80,11 +80,12 @@ const KNOWN: [(&str, &[&str]); 9] = [
     ("xds", &["cluster_name", "route_name", "listener_direction"]),
 ];
 
-/// Maximum length of an expression in bytes, and maximum depth. Each level takes stack when it is parsed, evaluated
+/// Maximum length of an expression in bytes, and its maximum depth. Each level uses stack when it is parsed, evaluated
 /// and dropped.
 const MAX_LENGTH: usize = 16 * 1024;
 const DEEPEST: usize = 64;
-/// Stack for parsing. A text of maximum length may be deeper than allowed until it is refused.
+/// Size of the stack for parsing, in bytes. The depth is checked after parsing, so a text of maximum length may be
+/// deeper than [`DEEPEST`] until then.
 const STACK: usize = 256 << 20;
 
 /// Maximum size of a compiled regular expression in bytes, and number of them that a worker caches.
@@ -94,7 +95,7 @@ const MAX_REGEXES: usize = 64;
 /// The functions of CEL, and the string functions that Envoy can enable.
 static FUNCTIONS: LazyLock<Arc<Env>> = LazyLock::new(|| {
     let mut env = Env::stdlib();
-    // The environment is empty, so that nothing can conflict.
+    // The standard library has none of these functions (`matches` needs a feature that is off), so none conflicts.
     let _ = env.add_extension(extensions::strings);
     let _ = cel::add_overload!(env, fn matches: (CelString<'_>, CelString<'_>) -> Result<CelBool>, id = "matches");
     let _ = cel::add_member_overload!(env, fn matches: (CelString<'_>, CelString<'_>) -> Result<CelBool>);
@@ -106,8 +107,8 @@ thread_local! {
     static REGEXES: RefCell<HashMap<String, Option<Regex>>> = RefCell::default();
 }
 
-/// Returns whether a regular expression matches a part of a text. Compiling takes a thousand times as long as
-/// matching.
+/// Returns whether a regular expression matches a part of a text. Compiled expressions are cached, because compiling
+/// takes a thousand times as long as matching.
 fn matches(text: &CelString<'_>, pattern: &CelString<'_>) -> Result<CelBool, ExecutionError> {
     let (text, pattern) = (text.inner(), pattern.inner());
     let found = REGEXES.with_borrow_mut(|known| {
@@ -159,7 +160,7 @@ impl Expression {
     /// Compiles an expression.
     ///
     /// # Errors
-    /// The text is no CEL expression, is too long or is too deep.
+    /// The text is not a CEL expression, is too long or is too deep, or no thread can be started to parse it.
     pub fn compile(text: &str) -> Result<Self, String> {
         if text.len() > MAX_LENGTH {
             return Err(format!("is longer than {MAX_LENGTH} bytes"));
@@ -205,7 +206,8 @@ impl Expression {
         matches!(self.evaluate(attribute), Ok(Value::Bool(true)))
     }
 
-    /// Returns the value as text, or `None` if the evaluation fails or the value is a list, a map or null.
+    /// Returns the value as text, or `None` if the evaluation fails or the value is not a string, a number, a boolean
+    /// or bytes.
     pub fn text(&self, attribute: impl Fn(&str, &AttributeUse) -> Option<Value>) -> Option<String> {
         Some(match self.evaluate(attribute).ok()? {
             Value::String(text) => text.as_str().to_owned(),
@@ -218,7 +220,8 @@ impl Expression {
         })
     }
 
-    /// Returns the value as JSON, or `None` if the evaluation fails. As in Envoy, numbers are floating-point numbers.
+    /// Returns the value as JSON, or `None` if the evaluation fails or the value has no JSON form. As in Envoy, numbers
+    /// are floating-point numbers.
     pub fn json(
         &self,
         attribute: impl Fn(&str, &AttributeUse) -> Option<Value>,
@@ -246,7 +249,7 @@ impl Expression {
     }
 }
 
-/// Returns a value as JSON; `None` for functions and for values that are nested too deep.
+/// Returns a value as JSON; `None` for values without a JSON form, such as durations, and for those nested too deep.
 fn json(value: Value, depth: usize) -> Option<serde_json::Value> {
     if depth > DEEPEST {
         return None;
@@ -272,7 +275,8 @@ fn json(value: Value, depth: usize) -> Option<serde_json::Value> {
     })
 }
 
-/// Returns whether a function or operator exists. A wrong call of an existing one fails with another error.
+/// Returns whether a function or operator exists. A call of an existing one with wrong arguments fails with another
+/// error.
 fn is_function(name: &str) -> bool {
     if !name.starts_with(|c: char| c.is_ascii_alphabetic()) {
         return true;
@@ -285,7 +289,8 @@ fn is_function(name: &str) -> bool {
 }
 
 impl Uses {
-    /// Records what an expression uses. `bound` are its own variables, `depth` is its depth.
+    /// Records the attributes and functions that an expression uses. `bound` are the variables of the comprehensions
+    /// around it, `depth` is its depth.
     fn look(&mut self, expression: &IdedExpr, bound: &mut Vec<String>, depth: usize) {
         self.depth = self.depth.max(depth);
         let below = depth + 1;

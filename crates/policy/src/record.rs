@@ -16,8 +16,8 @@ use crate::{
 };
 use skysail_http::head::{RequestHead, ResponseHead};
 
-/// A request or connection, complete or (for header formats) in progress. A value that is not known yet is as
-/// [`Record::new`] sets it.
+/// A request or connection, complete or (for header formats) in progress. A value that is not known yet has the value
+/// that [`Record::new`] sets.
 #[derive(Clone, Debug)]
 pub struct Record<'a> {
     /// Traffic direction of the listener.
@@ -70,7 +70,7 @@ pub struct Record<'a> {
     pub metadata: Option<&'a Map<String, Value>>,
     /// Name of the selected route; empty for none.
     pub route_name: &'a str,
-    /// The address that the client dialled.
+    /// Original destination address of the client's connection.
     pub downstream_local: Option<SocketAddr>,
     /// Address of the client, with `x-forwarded-for` taken into account.
     pub downstream_remote: Option<SocketAddr>,
@@ -97,7 +97,7 @@ impl Record<'_> {
         }
     }
 
-    /// Returns a record in which nothing is known.
+    /// Returns a record without known values, except for the direction and the start.
     pub fn new(direction: Direction, start: SystemTime) -> Self {
         Self {
             direction,
@@ -134,8 +134,8 @@ impl Record<'_> {
     }
 }
 
-/// Input of a format string. The heads are not part of the record, so that a head can be changed by values computed
-/// from the record.
+/// Input of a format string. The heads are not part of the record, so a head can be changed while the record is
+/// borrowed.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
     /// The request or connection.

@@ -1,4 +1,4 @@
-//! Limits on durations: of heads, connection attempts, requests, tries and idle connections. Each test checks the
+//! Timeouts of heads, connection attempts, requests, tries and idle connections. Each test checks the
 //! response, the metric, the access log, and the connection.
 
 #![allow(
@@ -228,7 +228,7 @@ async fn a_disconnected_client_does_not_wait_for_a_connection() {
     let mut first = setup.client().await;
     first.send(GET).await;
     first.message().await;
-    // Each waits, and makes room for the next when it disconnects.
+    // Each client waits, and frees its place for the next one when it disconnects.
     for waiting in 1..=3 {
         let closing = setup.client().await;
         setup.counts("envoy_cluster_upstream_cx_overflow", waiting).await;

@@ -1,8 +1,8 @@
 //! Forwarding of TCP connections between the host and a mesh.
 //!
 //! A socket stays in the network namespace in which it was created. So a process binds its listeners on the host and
-//! then enters the network namespace of a mesh or a pod. There it connects each accepted connection to a target.
-//! [`crate::egress`] does the same in the other direction.
+//! then enters the network namespace of a mesh or a pod. From there it opens a connection to a target for each accepted
+//! connection. [`crate::egress`] does the same in the other direction.
 
 use std::{
     fmt, io,
@@ -37,15 +37,15 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub enum Failure {
     /// It could not be accepted.
     Accept(String),
-    /// The listener has its maximum number of connections; further ones wait. Reported once.
+    /// The listener has its maximum number of connections; further ones wait. Reported only the first time.
     Full(usize),
-    /// There is no target at the moment.
+    /// There is no target now.
     NoTarget,
     /// The target is closed, for this reason.
     Refused(String),
-    /// No target accepted it; the error of the last one.
+    /// No target accepted the connection; the error of the last target.
     Connect(String),
-    /// The target read the client's data and closed the connection without an answer.
+    /// The connection to the target ended without an answer, and the client had sent data and not closed its side.
     NoAnswer,
 }
 
@@ -152,7 +152,7 @@ async fn connect(targets: &[SocketAddr]) -> Result<TcpStream, Failure> {
     Err(failed)
 }
 
-/// Copies in both directions until each has ended. A reset ends both.
+/// Copies in both directions until both have ended. An error, such as a reset, ends both.
 async fn join(client: &mut TcpStream, server: &mut TcpStream) -> Result<(), Failure> {
     for stream in [&*client, &*server] {
         // The connection works without these options.
@@ -186,7 +186,7 @@ async fn join(client: &mut TcpStream, server: &mut TcpStream) -> Result<(), Fail
     let result =
         if closed || done.is_err() && client_sent && !answered { Err(Failure::NoAnswer) } else { Ok(()) };
     if done.is_err() {
-        // A regular end could be taken for a complete body.
+        // After a regular close, the peer could take a truncated body for a complete one.
         reset(client);
         reset(server);
     }

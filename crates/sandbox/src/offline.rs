@@ -1,5 +1,5 @@
-//! A mesh that does not run: the objects that [`crate::mesh`] would make from files, and the configuration that their
-//! proxies would get.
+//! A mesh that does not run: the objects that [`crate::mesh`] would create from files, and the configuration that their
+//! proxies would receive. It can also describe a running mesh.
 
 use std::{
     collections::BTreeMap,
@@ -28,13 +28,13 @@ use crate::{
     rundir::{Phase, PodState, State},
 };
 
-/// Maximum number of pods of a workload. More pods with the same template explain nothing more.
+/// Maximum number of pods of a workload. Further pods with the same template would not change an explanation.
 const MAX_REPLICAS: u32 = 20;
 /// Maximum number of pods.
 const MAX_PODS: usize = 5_000;
 /// Maximum length of a chain of aliases.
 const MAX_ALIASES: usize = 8;
-/// Minimum number of dots in names that are looked up without search domains first (`ndots` of pods).
+/// Minimum number of dots in a name that is first looked up without search domains (`ndots` of pods).
 const DOTS: usize = 5;
 /// Name of standard input in diagnostics.
 const STDIN: &str = "-";
@@ -61,7 +61,7 @@ pub struct OfflinePod {
     pub name: String,
     /// Namespace.
     pub namespace: String,
-    /// Workload that makes it.
+    /// Workload to which it belongs.
     pub owner: ObjectKey,
     /// Service account.
     pub account: String,
@@ -82,7 +82,7 @@ pub struct OfflinePod {
 pub enum Lookup {
     /// Addresses, and the full name that has them.
     Found(String, Vec<Ipv4Addr>),
-    /// The name has no address in the mesh, for this reason if it is that of a ServiceEntry.
+    /// The name has no address in the mesh. The reason, if it is the name of a ServiceEntry.
     Missing(Option<String>),
 }
 
@@ -101,7 +101,7 @@ impl Offline {
         Ok(Self::of(changes))
     }
 
-    /// Makes the mesh of these files.
+    /// Creates the mesh of these files.
     pub fn of(changes: Vec<FileChange>) -> Self {
         Self::build(changes, &[], |objects| pods(objects).into_iter().map(|pod| (pod, true)).collect())
     }
@@ -117,7 +117,8 @@ impl Offline {
         Ok(Self::build(changes, &generated, |objects| running_pods(objects, state)))
     }
 
-    /// Makes the mesh of files. `generated` are Services with their addresses and the allocation of a running mesh.
+    /// Creates the mesh of files. `generated` are the Services with their addresses, and the address allocation, of a
+    /// running mesh.
     fn build(
         changes: Vec<FileChange>,
         generated: &[Value],
@@ -170,8 +171,8 @@ impl Offline {
         self.pods.iter().find(|pod| IpAddr::V4(pod.address) == address)
     }
 
-    /// Returns a pod of each gateway, with its port behind this port of its Service; `None` if its Service has no such
-    /// port.
+    /// Returns a pod of each gateway, with the port to which its Service forwards this port; `None` if its Service has
+    /// no such port.
     pub fn gateways(&self, port: u16) -> Vec<(&OfflinePod, Option<u16>)> {
         let mut found: Vec<(&OfflinePod, Option<u16>)> = Vec::new();
         for pod in self.pods.iter().filter(|pod| pod.gateway) {
@@ -221,8 +222,8 @@ impl Offline {
         None
     }
 
-    /// Returns the backends of a Service's address and port, which a connection without a sidecar reaches; `None` if no
-    /// Service has them.
+    /// Returns the backends of an address and port of a Service: the targets of connections without a sidecar. `None`
+    /// if no Service has this address and port.
     pub fn backends(&self, address: Ipv4Addr, port: u16) -> Option<&[(Ipv4Addr, u16)]> {
         let is_it = |of: &&VirtualPort| (of.address, of.port, of.udp) == (address, port, false);
         self.ports.iter().find(is_it).map(|of| of.backends.as_slice())
@@ -245,12 +246,12 @@ impl OfflinePod {
         }
     }
 
-    /// Returns whether the sidecar takes connections of the pod to this address.
+    /// Returns whether the sidecar intercepts connections from the pod to this address and port.
     pub fn intercepts_outbound(&self, address: Ipv4Addr, port: u16) -> bool {
         self.sidecar && !self.gateway && self.exceptions.intercept_outbound(address, port)
     }
 
-    /// Returns whether the sidecar takes connections to this port of the pod.
+    /// Returns whether the sidecar intercepts connections to this port of the pod.
     pub fn intercepts_inbound(&self, port: u16) -> bool {
         self.sidecar && !self.gateway && self.exceptions.intercept_inbound(port)
     }
@@ -272,7 +273,7 @@ fn owner(pod: &Pod) -> ObjectKey {
     ObjectKey { kind, namespace: pod.namespace.clone(), name: pod.workload.clone() }
 }
 
-/// Returns the pods of the workloads, with the names and the order of addresses that a mesh gives them.
+/// Returns the pods of the workloads, with the names and the order of addresses that they would have in a mesh.
 fn pods(objects: &Objects) -> Vec<Pod> {
     let mut pods = Vec::new();
     let [a, b, ..] = POD_NETWORK.0.octets();
@@ -281,7 +282,7 @@ fn pods(objects: &Objects) -> Vec<Pod> {
             if pods.len() >= MAX_PODS {
                 return pods;
             }
-            // The first addresses are those of the network and of the bridge.
+            // The first two addresses are those of the network and of the bridge.
             let host = u16::try_from(pods.len() + 2).unwrap_or(u16::MAX);
             let [c, d] = host.to_be_bytes();
             let name = pod_name(workload, number);

@@ -1,4 +1,4 @@
-//! Scans and watches of folders that change.
+//! Tests of scans and watches of folders that change.
 
 use std::{
     fs::Permissions,
@@ -104,7 +104,7 @@ fn a_single_file_may_be_followed() {
     assert_eq!(folders.scan(), [], "a file that vanished removes nothing");
 }
 
-/// While this lives, the current thread has the file permissions of an ordinary user.
+/// Until this is dropped, the current thread has the file permissions of an ordinary user.
 struct Ordinary;
 
 impl Ordinary {

@@ -1,4 +1,4 @@
-//! HTTP clients outside of the mesh.
+//! HTTP clients outside the mesh.
 
 use std::{
     io::{Read, Write},
@@ -20,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// Certificate chain of a client and its key.
 pub type ClientCertificate = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
-/// Client on the machine that sends each request on a connection of its own.
+/// Client outside the mesh, on the same machine. It opens a connection for each request.
 #[derive(Clone, Debug)]
 pub struct Client {
     address: SocketAddr,
@@ -34,7 +34,7 @@ impl Client {
         Self { address, tls: None }
     }
 
-    /// Returns a client that connects to an address by TLS. It trusts one root, and may present a certificate.
+    /// Returns a client that connects to an address with TLS. It trusts one root, and presents `own` if there is one.
     pub fn tls(address: SocketAddr, root: CertificateDer<'static>, own: Option<ClientCertificate>) -> Self {
         let mut roots = RootCertStore::empty();
         roots.add(root).unwrap();
@@ -89,7 +89,7 @@ impl Client {
     }
 }
 
-/// Waits until a response has this status and contains this text, apart from spaces. Returns the response.
+/// Waits until a response has this status and contains this text; spaces are ignored. Returns the response.
 pub fn wait_response(
     what: &str,
     status: u16,

@@ -1,4 +1,4 @@
-//! DNS server for tests. It answers as the test configures, counts queries, and can stay silent.
+//! DNS server for tests. It sends the answers that the test configures, or none, and counts queries.
 
 use std::{
     collections::BTreeMap,
@@ -133,7 +133,7 @@ fn serve_tcp(listener: &TcpListener, mut respond: impl FnMut(&[u8]) -> Vec<u8>) 
 }
 
 impl State {
-    /// Returns the response by UDP, truncated if it is too long; none to stay silent.
+    /// Returns the response by UDP, truncated if it is too long; empty for no response.
     fn udp_messages(&self, query: &[u8]) -> Vec<Vec<u8>> {
         self.udp.fetch_add(1, Ordering::Relaxed);
         let Some(reply) = self.reply(query) else { return Vec::new() };
@@ -141,7 +141,7 @@ impl State {
         vec![if bytes.len() > MAX_UDP_BYTES { reply.truncate().to_vec().unwrap() } else { bytes }]
     }
 
-    /// Returns the response by TCP with its length before it; empty to stay silent.
+    /// Returns the response by TCP with its length before it; empty for no response.
     fn tcp_bytes(&self, query: &[u8]) -> Vec<u8> {
         self.tcp.fetch_add(1, Ordering::Relaxed);
         let Some(reply) = self.reply(query) else { return Vec::new() };

@@ -1,4 +1,4 @@
-//! Load that runs while a test changes something, and its counts.
+//! Load that runs while a test changes the mesh, and its counts.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use crate::wait::eventually;
 #[derive(Debug)]
 pub struct Load {
     child: Child,
-    /// Standard input of the child, which sends requests until it closes.
+    /// Standard input of the child. The child sends requests until this is closed.
     open: Option<ChildStdin>,
     latest: Arc<Mutex<Report>>,
     reader: Option<JoinHandle<()>>,

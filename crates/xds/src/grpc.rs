@@ -56,7 +56,7 @@ const PREFACE: Duration = Duration::from_secs(10);
 /// Maximum number of unfinished calls per connection. HTTP/2 does not count calls that the client has reset, and a
 /// call that waits until its account allows more work does not notice the reset.
 const MAX_UNFINISHED: usize = 2 * limits::MAX_CALLS as usize;
-/// Content type of gRPC; "gRPC over HTTP2".
+/// Content type of gRPC. Source: "gRPC over HTTP2".
 const CONTENT: HeaderValue = HeaderValue::from_static("application/grpc");
 
 /// A running call. When it is ready, its responses and its status have been handed to HTTP/2.
@@ -67,8 +67,8 @@ pub trait Service: Send + Sync {
     /// Returns true if the service has a method (`/package.Service/Method`).
     fn has(&self, method: &str) -> bool;
 
-    /// Decides by the headers of a call and the properties of its connection whether the call is handled. May add
-    /// properties. The body has not been read at that time, and is never read after a refusal. By default, every call
+    /// Decides from the headers of a call and the properties of its connection whether the call is handled. May add
+    /// properties. The body is read only after this decision, and only if the call is handled. By default, every call
     /// is handled.
     ///
     /// # Errors
@@ -176,8 +176,8 @@ where
             debug!("a client did not answer a PING in time");
             return Poll::Ready(Ok(()));
         }
-        // Calls are polled before and after HTTP/2, so that their data is read and written in the same run: thousands
-        // of other connections are waiting for theirs.
+        // Calls are polled before and after HTTP/2, so that their data is read and written in the same poll. Thousands
+        // of other connections may be polled before the next one.
         calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
         // Reports that no call is left before the last response is written.
         rest(&calls, &mut busy);
@@ -261,13 +261,13 @@ fn begin(
     Some(service.handle(call))
 }
 
-/// Detects whether a silent client is still alive.
+/// Detects by PING whether a client that sends nothing is still connected.
 struct KeepAlive {
     ping: PingPong,
     ping_sent: bool,
     /// Bytes that were read and written before the timer was set.
     before: (u64, u64),
-    /// The timer has been polled, so it wakes the task when it ends.
+    /// The timer has been polled, so it wakes the task when it expires.
     awaited: bool,
     timer: Pin<Box<Sleep>>,
 }
@@ -287,7 +287,7 @@ impl KeepAlive {
         }
         while self.timer.as_mut().poll(cx).is_ready() {
             let is_moving = self.is_moving(account);
-            // While a client owes too much, its answer to the PING is not read.
+            // While the client has exceeded its pace, nothing is read from it, not even its answer to the PING.
             if self.ping_sent && (is_moving || account.pace.wait().is_some()) {
                 self.wait(true, PING_TIMEOUT);
                 continue;

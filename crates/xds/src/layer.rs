@@ -1,7 +1,7 @@
 //! Current resources and their changes.
 //!
-//! All changes of all layers are counted by one sequence of generations. One number therefore describes what a client
-//! has received: resources that changed in a later generation are due. Nothing is stored per client and resource.
+//! One sequence of generations numbers the changes of all layers. One number therefore describes what a client has
+//! received: resources that changed in a later generation are due. A client's state has no entry for each resource.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -33,7 +33,7 @@ pub struct Layer {
     generation: u64,
 }
 
-/// Changes that are made together; of each name, the last one counts.
+/// Changes that are made together. A later change of a name replaces an earlier one.
 #[derive(Debug, Default)]
 pub struct Edits([BTreeMap<Arc<str>, Option<Arc<Resource>>>; Kind::ALL.len()]);
 
@@ -67,8 +67,9 @@ struct KindLayer {
     changes: VecDeque<(u64, Arc<str>)>,
     /// Generation up to which changes are forgotten.
     forgotten: u64,
-    /// All resources as encoded for each form, and the encoding before the last change.
+    /// Encoded sequence of all resources, for each form of the protocol.
     encoded: [OnceLock<EncodedSequence>; 2],
+    /// Encoded sequence before the last change, whose unchanged parts are used again.
     former: [Option<EncodedSequence>; 2],
     /// All names.
     names: OnceLock<Arc<[Arc<str>]>>,
@@ -76,8 +77,8 @@ struct KindLayer {
     aliases: OnceLock<AliasIndex>,
     /// The latest changes of aliases.
     changed_aliases: AliasLog,
-    /// Names that this layer adds to the layer below, or replaces or hides there, with the first such generation; see
-    /// [`overlay`].
+    /// Names for which this layer is used instead of the layer below: it adds, replaces or hides them. With the first
+    /// such generation; see [`overlay`].
     hides: BTreeMap<Arc<str>, u64>,
 }
 
@@ -167,7 +168,7 @@ impl Layer {
     }
 
     /// Applies edits. Returns false if nothing changed. `like` is another layer before and after its edits. Resource
-    /// types with the same result are shared with that layer, so they are held and encoded once.
+    /// types with the same result share the memory of that layer, so they are stored and encoded once.
     pub fn edit(&mut self, generation: u64, edits: Edits, like: Option<(&Self, &Self)>) -> bool {
         let mut changed = false;
         for (kind, edits) in Kind::ALL.into_iter().zip(edits.0) {
@@ -202,7 +203,7 @@ impl Layer {
         self.of_kind(kind).changed_aliases.last() > since
     }
 
-    /// Shares equal content with another layer, so that it is held once. Must be called before the first client
+    /// Shares equal content with another layer, so that it is stored once. Must be called before the first client
     /// receives resources of this layer.
     pub fn share(&mut self, other: &Self) {
         for (of_kind, other) in self.kinds.iter_mut().zip(&other.kinds) {
@@ -253,7 +254,7 @@ impl KindLayer {
         self.changes.iter().rev().take_while(|(of, _)| *of == generation).count() == changed
     }
 
-    /// Reuses the encoded parts of another layer. Only the differences are encoded and held again.
+    /// Reuses the encoded parts of another layer. Only the differences are encoded and stored.
     fn share_encoded(&mut self, other: &Self) {
         let of_other = other.encoded.iter().zip(&other.former);
         for ((encoded, former), (now, before)) in self.encoded.iter().zip(&mut self.former).zip(of_other) {

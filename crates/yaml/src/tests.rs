@@ -110,7 +110,7 @@ fn objects_of_more_than_kubernetes_limit_are_refused() {
     assert_eq!((refused.too_large, refused.line), (true, 3));
     let refused = error(&format!("other:\n{}", item(longest / 2).repeat(3))).unwrap();
     assert_eq!((refused.too_large, refused.line), (true, 1));
-    // An alias counts with its content.
+    // An alias counts as the content of its anchor.
     let aliases = "*a, ".repeat(MAX_OBJECT / 1_000 + 2);
     assert!(error(&format!("a: &a {}\nb: [{aliases}]\n", "x".repeat(1_000))).unwrap().too_large);
 }

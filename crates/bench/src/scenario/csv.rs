@@ -20,20 +20,20 @@ const HEADER: &str = "StartTime,ActualDuration,Labels,NumThreads,ActualQPS,p50,p
     cpu_mili_avg_istio_proxy_fortioclient,cpu_mili_avg_istio_proxy_fortioserver,\
     cpu_mili_avg_istio_proxy_istio-ingressgateway,mem_Mi_avg_istio_proxy_fortioclient,\
     mem_Mi_avg_istio_proxy_fortioserver,mem_Mi_avg_istio_proxy_istio-ingressgateway";
-/// Columns with the names of their figures.
+/// Columns of latencies, with the names of the figures in results.
 const LATENCIES: [(&str, &str); 4] = [
     ("p50", "latency_p50_us"),
     ("p90", "latency_p90_us"),
     ("p99", "latency_p99_us"),
     ("p999", "latency_p99_9_us"),
 ];
-/// Sidecars in columns, with their names in figures.
+/// Sidecars: their names in columns, in the names of figures, and in the parts of a measurement.
 const SIDECARS: [(&str, &str, &str); 2] =
     [("fortioclient", "client_proxy", "client-proxy"), ("fortioserver", "server_proxy", "server-proxy")];
-/// Thousandths of a CPU below which a container without requests counts as idle, and its figures are left out.
+/// CPU in thousandths up to which a sidecar counts as idle. Its CPU and memory are then ignored.
 const IDLE: f64 = 5.0;
 
-/// Returns a line for each turn with a measurement. All lines have the start of the run.
+/// Returns the header, and a line for each turn with a measurement. `StartTime` of each line is the start of the run.
 pub(super) fn write(result: &ScenarioResult) -> String {
     let settings = &result.report.settings;
     let start = stage::utc(result.report.started);
@@ -151,7 +151,7 @@ fn parse(text: &str, source: &str, settings: &LatencySettings) -> anyhow::Result
     Ok(published.collect())
 }
 
-/// Returns the mode and the topology of a label; `None` for another load or an unknown path.
+/// Returns the mode and the topology of a label; `None` for another rate or payload, or an unknown path.
 fn mode_and_topology(label: &str, settings: &LatencySettings) -> Option<(String, Topology)> {
     let (_, load) = label.split_once("_qps_")?;
     let (rate, rest) = load.split_once("_c_")?;
@@ -163,7 +163,8 @@ fn mode_and_topology(label: &str, settings: &LatencySettings) -> Option<(String,
     is_same.then(|| (mode.to_owned(), topology))
 }
 
-/// Returns the last part of a label. A client that speaks mutual TLS itself has no name there, and gets one of ours.
+/// Returns the PATH of a label. Istio has none for a client that uses mutual TLS without a sidecar: `servermtls` is
+/// ours.
 fn path_of(topology: Topology) -> &'static str {
     match topology {
         Topology::Baseline => "baseline",

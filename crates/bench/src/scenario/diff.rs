@@ -1,7 +1,7 @@
 //! `skysail bench diff`: two results, figure by figure.
 //!
-//! A row is a figure of a peer in a topology. The numbers of connections are the strata of one test ([`rank`]), so that
-//! a few rounds are enough, and few rows test by chance.
+//! A row is a figure of a peer in a topology. The numbers of connections are the strata of one test ([`rank`]). So a
+//! few rounds are enough, and there are fewer tests whose result may be due to chance.
 
 use std::{
     collections::BTreeMap,
@@ -63,11 +63,11 @@ pub(super) enum Verdict {
     Worse,
 }
 
-/// A figure of a peer in a topology.
+/// Comparison of a figure of a peer in a topology.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct DiffRow {
     pub(super) topology: Topology,
-    /// Absent without a proxy.
+    /// `None` for the baseline.
     pub(super) peer: Option<Peer>,
     pub(super) metric: &'static str,
     /// Title of the figure in tables.
@@ -77,7 +77,7 @@ pub(super) struct DiffRow {
     pub(super) ratio: Spread,
     /// Confidence in percent that A and B differ.
     pub(super) confidence: f64,
-    /// Greatest confidence that these numbers of rounds can give.
+    /// Maximum confidence that the test can reach with these numbers of rounds.
     pub(super) greatest_confidence: f64,
     pub(super) verdict: Verdict,
 }
@@ -99,6 +99,9 @@ pub(crate) fn diff(args: &DiffArgs) -> anyhow::Result<bool> {
 }
 
 /// Returns a row for each figure that both results have. `bounds` are the minimum change and confidence, in percent.
+///
+/// # Errors
+/// The results have different scenarios or loads, too many rounds, or no figure in common.
 pub(super) fn compare(
     first: &ScenarioResult,
     second: &ScenarioResult,
@@ -138,7 +141,7 @@ pub(super) fn compare(
     Ok(rows)
 }
 
-/// Returns the values of both results for each number of connections.
+/// Returns the values of both results for each number of connections; ratios to the peer `relative_to` if there is one.
 fn strata(
     first: &ScenarioResult,
     second: &ScenarioResult,
@@ -173,7 +176,7 @@ fn row(
     let ratio = |stratum: &Stratum| {
         let [a, b] = [&stratum.first, &stratum.second].map(|values| report::spread(values.clone()));
         let (a, b) = (a?.median, b?.median);
-        // An added latency may be 0 or less, which has no ratio.
+        // An added latency may be 0 or negative; then there is no meaningful ratio.
         (a > 0.0 && b > 0.0).then_some(b / a)
     };
     let ratio = report::spread(strata.iter().filter_map(ratio).collect())?;

@@ -1,6 +1,6 @@
 //! The format of a scenario: topologies, configuration, load, peers, what to measure, acceptance.
 //!
-//! A scenario names no property of the machine, so the same file can describe a run elsewhere. Every value has
+//! A scenario has no property of a machine, so the same file can describe a run on another machine. Every value has
 //! bounds. An error names the file, the line, the field and the remedy.
 
 use std::{collections::BTreeMap, fs, path::Path};
@@ -58,7 +58,7 @@ pub(super) struct ScenarioLoad {
     pub(super) protocol: LoadProtocol,
     /// Requests per second over all connections, due at even intervals.
     pub(super) rate: u32,
-    /// Numbers of client connections, each with turns of its own.
+    /// Numbers of client connections; each number has its own turns.
     pub(super) connections: Vec<usize>,
     /// Bytes of the body of a request, and of its response.
     pub(super) payload: u32,
@@ -143,12 +143,12 @@ pub(super) struct Acceptance {
     /// Maximum share of failed requests of each turn, in percent. Default: 0.
     #[serde(default)]
     pub(super) failed_percent: f64,
-    /// Maximum medians. They hold for the size `default`.
+    /// Maximum medians. They are checked only in the size `default`.
     #[serde(default)]
     pub(super) limits: Vec<Limit>,
 }
 
-/// Maximum of the median of a figure, over all numbers of connections.
+/// Maximum of the median of a figure for each number of connections.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Limit {
@@ -165,7 +165,7 @@ pub(super) struct Limit {
 #[serde(deny_unknown_fields)]
 pub(super) struct Sizes {
     pub(super) default: RunSize,
-    /// For a check of the scenario itself, in seconds. Its figures mean nothing.
+    /// A run of a few seconds that checks the scenario itself. Its figures are not meaningful.
     pub(super) tiny: RunSize,
 }
 
@@ -184,8 +184,9 @@ pub(super) enum SizeName {
 #[serde(deny_unknown_fields)]
 pub(super) struct RunSize {
     pub(super) rounds: u32,
-    /// Duration of the measurement in each turn, and of the load before it, in seconds.
+    /// Duration of the measurement in each turn, in seconds.
     pub(super) seconds: f64,
+    /// Duration of the load before the measurement, in seconds.
     pub(super) warmup: f64,
     /// Replaces `load.rate`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -201,7 +202,7 @@ pub(super) struct RunSize {
 pub(super) struct Published {
     /// Name and version of the mesh.
     pub(super) system: String,
-    /// Document or file, with its date, and how it measured.
+    /// Document or file, with its date and its method of measurement.
     pub(super) source: String,
     pub(super) topology: Topology,
     pub(super) rows: Vec<PublishedRow>,
@@ -222,8 +223,8 @@ impl Scenario {
     /// Reads a file.
     ///
     /// # Errors
-    /// The file cannot be read, is not YAML, or has an unknown field or a value out of bounds. The message names the
-    /// line and the field.
+    /// The file cannot be read, is not one YAML document, or has an unknown, missing or repeated field or a value out
+    /// of bounds. The message names the line and the field.
     pub(super) fn read(file: &Path) -> anyhow::Result<Self> {
         let size = fs::metadata(file).with_context(|| {
             format!(
@@ -239,7 +240,7 @@ impl Scenario {
         Self::parse(&text).map_err(|error| anyhow::anyhow!("{}:{error}", file.display()))
     }
 
-    /// Parses a text. An error begins with its line.
+    /// Parses a text. An error begins with the number of the line.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let mut documents = skysail_yaml::documents(text);
         let document = documents.next().ok_or("1: the file is empty; write the fields of a scenario")?;

@@ -23,7 +23,7 @@ use crate::{
     topology::Topology,
 };
 
-/// Number of colours of lines; the last one is that of the baseline.
+/// Number of colours of lines; the baseline has the last one.
 const COLOURS: usize = 5;
 
 /// Settings of `skysail bench report`.
@@ -45,7 +45,8 @@ pub(crate) struct PageArgs {
 /// Writes the page.
 ///
 /// # Errors
-/// A folder has no result, or a file cannot be read or written.
+/// A folder has no result, a file cannot be read or written, or a CSV file has no row of the rate and payload of a
+/// result.
 pub(crate) fn page(args: &PageArgs) -> anyhow::Result<()> {
     results::check_writable("--html", &args.html)?;
     let mut all = Vec::new();
@@ -86,7 +87,7 @@ fn results_in(folder: &Path) -> anyhow::Result<Vec<ScenarioResult>> {
     Ok(results)
 }
 
-/// Returns the section of a result. `figures` is the number of figures so far.
+/// Returns the section of a result. `figures` counts the plots so far, which are numbered.
 pub(super) fn section(result: &ScenarioResult, further: &[Published], figures: &mut usize) -> String {
     let mut text = heading(result);
     let made = made(result);
@@ -127,7 +128,7 @@ fn heading(result: &ScenarioResult) -> String {
     )
 }
 
-/// Says how the figures were made.
+/// Returns the method of measurement, for the captions of plots.
 fn made(result: &ScenarioResult) -> String {
     let settings = &result.report.settings;
     let tiny = match result.size {
@@ -149,7 +150,7 @@ fn made(result: &ScenarioResult) -> String {
     )
 }
 
-/// Returns a figure of a group of measurements against the number of connections; empty without values.
+/// Returns a plot of a group of figures against the number of connections; empty without values.
 fn figure(
     result: &ScenarioResult,
     topology: Topology,
@@ -162,7 +163,7 @@ fn figure(
         Measure::Cpu => ("CPU time of each sidecar for a request", "CPU, µs for a request"),
         Measure::Memory => ("Resident memory of each sidecar", "resident memory, MB"),
     };
-    // Of the latencies, two lines for each peer are enough.
+    // A plot has two lines for each peer: of the latencies, P50 and P99.
     let shown = |figure: &&Figure| !figure.metric.contains("p90") && !figure.metric.contains("p99_9");
     let mut lines = Vec::new();
     for (index, peer) in peers(result).iter().enumerate() {
@@ -188,7 +189,7 @@ fn figure(
     )
 }
 
-/// Returns the peers of the run, the baseline last.
+/// Returns the peers of the run, then `None` for the baseline.
 fn peers(result: &ScenarioResult) -> Vec<Option<Peer>> {
     let mut peers: Vec<Option<Peer>> = Vec::new();
     for run in &result.report.runs {
@@ -210,7 +211,7 @@ fn short_title(figure: &Figure) -> &'static str {
     }
 }
 
-/// Returns the medians of a figure by the number of connections. A logarithmic axis has only values above 0.
+/// Returns the medians of a figure by the number of connections; only those above 0, because the axis is logarithmic.
 fn points(
     result: &ScenarioResult,
     (topology, peer): (Topology, Option<Peer>),
@@ -224,7 +225,7 @@ fn points(
     points.into_iter().map(|(connections, value)| (connections as f64, value)).collect()
 }
 
-/// Lists what is missing or not accepted, with the reasons.
+/// Returns the conditions that the result does not meet, and the missing turns with the reasons.
 fn missing(result: &ScenarioResult) -> Vec<String> {
     let mut lines = result.violations.clone();
     if result.report.interrupted {

@@ -1,8 +1,8 @@
 //! The stratified Mann-Whitney test (van Elteren with equal weights): do two samples differ in their location?
 //!
 //! A stratum holds the values of both samples under the same setting, such as one number of connections. The
-//! statistic is the sum of the ranks of the first sample within each stratum. Its distribution is exact, also with
-//! equal values: all assignments of a stratum's ranks to the two samples are counted.
+//! statistic is the sum, over all strata, of the ranks of the first sample within the stratum. Its distribution is
+//! exact even with equal values: all assignments of a stratum's ranks to the two samples are counted.
 
 /// Values of both samples under one setting.
 #[derive(Clone, Debug, Default)]
@@ -14,13 +14,13 @@ pub(super) struct Stratum {
 /// Result of the test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct RankTest {
-    /// Two-sided probability of a difference at least as large between samples of the same distribution.
+    /// Two-sided p-value: probability of a difference at least as large if both samples have the same distribution.
     pub(super) p: f64,
-    /// Smallest probability that samples of these sizes can give.
+    /// Minimum p-value for samples of these sizes and with these equal values.
     pub(super) least_p: f64,
 }
 
-/// Tests the strata; those in which a sample is empty do not count. `None` if none counts.
+/// Tests the strata in which both samples have values. Returns `None` if there are none.
 pub(super) fn test(strata: &[Stratum]) -> Option<RankTest> {
     let mut all = vec![1.0];
     let (mut observed, mut expected) = (0, 0.0);
@@ -34,7 +34,7 @@ pub(super) fn test(strata: &[Stratum]) -> Option<RankTest> {
         is_tested = true;
     }
     let distance = |value: usize| (value as f64 - expected).abs();
-    // Sums of ranks are whole numbers and halves of the number of values, so this is below any difference.
+    // Doubled ranks and their expected sum are whole numbers, so the tolerance only absorbs rounding errors.
     let beyond = |limit: f64| -> f64 {
         let far = all.iter().enumerate().filter(|(value, _)| distance(*value) >= limit - 1e-6);
         far.map(|(_, probability)| probability).sum::<f64>().min(1.0)
@@ -44,8 +44,8 @@ pub(super) fn test(strata: &[Stratum]) -> Option<RankTest> {
     is_tested.then(|| RankTest { p: beyond(distance(observed)), least_p: beyond(farthest) })
 }
 
-/// Returns twice the rank of each value among both samples, those of the first sample first. Equal values share the
-/// mean of their ranks, which may be a half.
+/// Returns twice the rank of each value among both samples, those of the first sample first. Equal values have the
+/// mean of their ranks, which may be a multiple of one half.
 fn doubled_ranks(stratum: &Stratum) -> Vec<usize> {
     let values: Vec<f64> = stratum.first.iter().chain(&stratum.second).copied().collect();
     let rank = |value: &f64| {
@@ -56,7 +56,7 @@ fn doubled_ranks(stratum: &Stratum) -> Vec<usize> {
     values.iter().map(rank).collect()
 }
 
-/// Returns the probability of each sum of `count` of the ranks.
+/// Returns the probability of each possible sum of `count` ranks; the index is the sum.
 fn distribution(ranks: &[usize], count: usize) -> Vec<f64> {
     let most: usize = ranks.iter().sum();
     let mut ways = vec![vec![0.0; most + 1]; count + 1];
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn probabilities_are_exact() {
-        // All of 20 assignments: the extreme ones are 2 of them.
+        // Of the 20 assignments, 2 are as extreme as this one.
         close(p(&[(&[1.0, 2.0, 3.0], &[4.0, 5.0, 6.0])]).p, 0.1);
         close(p(&[(&[4.0, 5.0, 6.0], &[1.0, 2.0, 3.0])]).p, 0.1);
         // R: wilcox.test(1:5, 6:10, exact = TRUE) has p = 0.007937; wilcox.test(c(1, 2, 3, 4, 6), c(5, 7:10)) 0.01587.
@@ -123,7 +123,7 @@ mod tests {
         close(p(&[one; 6]).least_p, 2.0 / 64.0);
         let other: (&[f64], &[f64]) = (&[2.0], &[1.0]);
         close(p(&[one, other]).p, 1.0);
-        // The level of a stratum does not matter, and an empty one does not count.
+        // The magnitude of the values of a stratum does not matter, and a stratum with an empty sample is ignored.
         close(p(&[one, (&[1e9], &[2e9]), (&[], &[1.0])]).p, 2.0 / 4.0);
         assert_eq!(test(&[Stratum::default()]), None);
     }

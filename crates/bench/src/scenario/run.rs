@@ -50,7 +50,7 @@ pub(crate) struct RunArgs {
     results: Option<PathBuf>,
 }
 
-/// A scenario to run, with its peers and their programs.
+/// A scenario to run, with its peers, their programs and the result file.
 struct PreparedScenario {
     scenario: Scenario,
     peers: Vec<(Peer, PathBuf)>,
@@ -60,8 +60,8 @@ struct PreparedScenario {
 /// Runs scenarios. Returns true if all turns succeeded and all results are accepted.
 ///
 /// # Errors
-/// A scenario is invalid, a peer is missing, or a result cannot be written. Scenarios and peers are checked before any
-/// turn.
+/// A scenario is invalid, a peer is missing, or a result cannot be written. Scenarios, peers and the folder are checked
+/// before the first turn.
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
     let scenarios: anyhow::Result<Vec<Scenario>> =
         args.scenarios.iter().map(|given| Scenario::read(&file_of(given))).collect();
@@ -111,7 +111,7 @@ fn publish(result: &ScenarioResult, file: ResultFile, output: Output) -> anyhow:
     Ok(latency::is_complete(&result.report) && result.violations.is_empty())
 }
 
-/// Returns the file of a scenario that is given by its path or its name.
+/// Returns the file of a scenario. A name without extension and folder is that of a file in [`FOLDER`].
 fn file_of(given: &Path) -> PathBuf {
     let is_name = given.extension().is_none() && given.components().count() == 1;
     if is_name { Path::new(FOLDER).join(given).with_extension("yaml") } else { given.to_owned() }
@@ -149,7 +149,7 @@ pub(super) fn violations(scenario: &Scenario, size: SizeName, report: &LatencyRe
     violations
 }
 
-/// Returns the settings in which the median of a figure is above its limit.
+/// Returns a message for each number of connections for which the median of a figure is above its limit.
 fn beyond(limit: &Limit, report: &LatencyReport) -> Vec<String> {
     let rows = report.summary.iter().filter(|row| row.topology == limit.topology && row.peer == limit.peer);
     let beyond = rows.filter_map(|row| {

@@ -17,7 +17,7 @@ use crate::{
 const KEYS: usize = 2;
 
 /// Returns a table for each topology and group of figures. `further` are published figures that the scenario does not
-/// contain. Of published figures, the tables have those of the run's numbers of connections.
+/// contain. Published figures are shown if their number of connections is one of the run's, or is not known.
 pub(super) fn tables(result: &ScenarioResult, further: &[Published]) -> Vec<(Topology, Vec<TextTable>)> {
     let published: Vec<&Published> = result.scenario.published.iter().chain(further).collect();
     let of = |topology: &Topology| {
@@ -87,7 +87,7 @@ pub(super) fn sources(result: &ScenarioResult, further: &[Published]) -> Vec<Str
         .collect()
 }
 
-/// Explains the figures.
+/// Returns the explanations of the figures.
 pub(super) fn legend(result: &ScenarioResult) -> Vec<String> {
     let mut lines = vec![
         report::legend(result.report.settings.rounds),

@@ -1,4 +1,4 @@
-//! `--suppress`: findings to leave out.
+//! `--suppress`: findings that are not reported.
 
 use std::str::FromStr;
 
@@ -41,7 +41,7 @@ impl FromStr for Suppression {
 }
 
 impl Suppression {
-    /// Returns whether a finding is to be left out.
+    /// Returns whether a finding is not reported.
     pub(super) fn covers(&self, finding: &Diagnostic) -> bool {
         if !self.codes.contains(&finding.code) {
             return false;

@@ -1,4 +1,4 @@
-//! `skysail call --grpc`: gRPC calls with messages as JSON, with grpcurl's conventions.
+//! `skysail call --grpc`: gRPC calls with messages as JSON, as in grpcurl.
 
 use std::{fs, io, path::PathBuf, time::Duration};
 
@@ -37,7 +37,7 @@ pub(super) struct GrpcOptions {
     descriptor_set: Option<PathBuf>,
 }
 
-/// A call or a list of services, and the server.
+/// A task on a gRPC server: a call, or the list of its services.
 pub(super) struct Session {
     server: String,
     headers: Vec<String>,
@@ -63,7 +63,7 @@ impl GrpcOptions {
         self.grpc.is_some() || self.grpc_list
     }
 
-    /// Reads the named files. Must be called before the pod is entered, because some files differ there.
+    /// Reads the file of descriptors. Must be called before the pod is entered, because the pod may have other files.
     pub(super) fn session(
         &self,
         server: String,
@@ -94,7 +94,8 @@ impl GrpcOptions {
 }
 
 impl Session {
-    /// Prints the services and their methods, or returns the call to make. Errors of the user have kind `InvalidInput`.
+    /// Prints the services and their methods, or returns the call to make. Errors in the user's input have the kind
+    /// `InvalidInput`.
     pub(super) async fn prepare(&self) -> io::Result<Option<Prepared<'_>>> {
         let pool = match &self.descriptors {
             Some(pool) => pool.clone(),

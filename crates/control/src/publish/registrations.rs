@@ -1,8 +1,8 @@
-//! Registration of machines: a WorkloadEntry for each connected proxy that names a WorkloadGroup. It is removed a while
-//! after the last connection of the proxy.
+//! Registration of machines: a WorkloadEntry for each connected proxy that names a WorkloadGroup. It is removed when
+//! the proxy has had no connection for [`GRACE`].
 //!
-//! If the group has a probe and the proxy's agent checks it, the entry exists only while the machine is healthy, as in
-//! istiod. One task of the publisher applies the reports: a connection only leaves its last report for it.
+//! If the group has a probe and the proxy's agent runs it, the entry exists only while the machine is healthy, as in
+//! istiod. A connection only stores its last report. One task of the publisher applies the reports.
 
 use std::{
     collections::HashMap,
@@ -27,7 +27,7 @@ const GRACE: Duration = Duration::from_secs(10);
 const MAX_ENTRIES: usize = 1_000;
 /// Minimum time between two publications of health reports. A proxy may report as often as it wants.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
-/// Rate limit of log lines about changes of health of one identity's machines.
+/// Rate limit of log lines about health changes, for the machines of each identity.
 pub(super) const HEALTH_LINES: Rate = Rate { burst: 20.0, per_second: 0.1 };
 
 /// Registered WorkloadEntry: namespace and name.
@@ -40,11 +40,11 @@ pub(super) struct Registrations(HashMap<EntryName, Registration>);
 #[derive(Debug)]
 struct Registration {
     identity: Arc<str>,
-    /// Number of connections.
+    /// Number of open connections.
     connections: usize,
-    /// Time of the last disconnection.
+    /// Time of the last disconnection; `None` while a connection is open.
     left: Option<Instant>,
-    /// `None` if the entry exists whatever the proxy reports.
+    /// `None` if the proxy does not check its health: the entry then always exists.
     health: Option<Health>,
 }
 
@@ -52,7 +52,7 @@ struct Registration {
 #[derive(Debug)]
 struct Health {
     entry: Typed<WorkloadEntry>,
-    /// The last applied report.
+    /// Health in the last applied report.
     healthy: bool,
     /// The entry is in the World.
     exists: bool,
@@ -75,7 +75,7 @@ impl Health {
     }
 }
 
-/// Last health reports, one for each machine, that are not applied yet.
+/// Health reports that have not been applied yet: the last one of each machine.
 #[derive(Debug, Default)]
 pub(super) struct HealthReports {
     last: Mutex<HashMap<EntryName, HealthReport>>,
@@ -95,7 +95,7 @@ impl Registrations {
     /// entry is to be in the World.
     ///
     /// # Errors
-    /// Fails with the reason if the identity may not have the entry.
+    /// Fails with the reason if another identity has the entry, or this identity has too many.
     fn enter(
         &mut self,
         name: &EntryName,
@@ -110,10 +110,10 @@ impl Registrations {
             known.connections += 1;
             known.left = None;
             known.health = match (known.health.take(), checked) {
-                // The last report holds until the next one.
+                // The last report stays in effect until the next one.
                 (Some(health), Some(entry)) => Some(Health { entry, ..health }),
                 (None, Some(entry)) => Some(Health { entry, healthy: true, exists: true }),
-                // A second connection that checks nothing does not end the checks of the first.
+                // A further connection without health checks does not end those of the others.
                 (Some(health), None) if known.connections > 1 => Some(health),
                 (_, None) => None,
             };
@@ -131,7 +131,7 @@ impl Registrations {
         Ok(exists)
     }
 
-    /// Returns whether a report differs from the last one of its machine.
+    /// Returns whether a report differs from the last applied one of its machine.
     fn has_changed(&self, name: &EntryName, report: &HealthReport) -> bool {
         let health = self.0.get(name).and_then(|known| known.health.as_ref());
         health.is_some_and(|health| health.healthy != report.healthy)
@@ -157,7 +157,7 @@ impl Registrations {
         }
     }
 
-    /// Removes and returns the entries whose proxies have been gone for long enough.
+    /// Removes and returns the entries whose proxies have had no connection for [`GRACE`].
     fn expire(&mut self, now: Instant) -> Vec<EntryName> {
         let is_over = |known: &Registration| {
             known.left.is_some_and(|left| now.saturating_duration_since(left) >= GRACE)
@@ -171,7 +171,8 @@ impl Registrations {
 }
 
 impl State {
-    /// Adds and removes registered entries after a change of WorkloadGroups: without a probe, a machine is healthy.
+    /// Adds and removes registered entries after a change of WorkloadGroups. The entry of a group without a probe
+    /// exists whatever the health of the machine.
     pub(super) fn apply_probes(&mut self, applied: &[AppliedChange]) {
         if !applied.iter().any(|change| change.object.kind == Kind::WorkloadGroup) {
             return;
@@ -190,8 +191,8 @@ pub(crate) struct Registered {
 }
 
 impl Registered {
-    /// Leaves a report of the machine's health for [`Publisher::apply_health_reports`], in place of an earlier one.
-    /// `error` says why the machine is not healthy.
+    /// Stores a report of the machine's health for [`Publisher::apply_health_reports`]; it replaces an earlier one.
+    /// `error` is the reason why the machine is not healthy, or `None` if it is.
     pub(super) fn report_health(&self, error: Option<&str>) {
         let reports = &self.publisher.health_reports;
         let report = HealthReport { healthy: error.is_none(), reason: error.map(printable) };
@@ -212,7 +213,11 @@ impl Drop for Registered {
 }
 
 impl Publisher {
-    /// Registers a proxy that names a WorkloadGroup.
+    /// Registers a proxy that names a WorkloadGroup. Returns `None` for other proxies.
+    ///
+    /// # Errors
+    /// The group does not exist or is for another service account, the proxy declares no address, or the identity is
+    /// not authenticated or may not have the entry.
     pub(super) async fn register(
         self: &Arc<Self>,
         client: &NewClient,
@@ -247,12 +252,12 @@ impl Publisher {
         Ok(Some(Registered { publisher: Arc::clone(self), name }))
     }
 
-    /// Applies the health reports of machines, those of one [`HEALTH_INTERVAL`] together, without end.
+    /// Applies the health reports of machines; never returns. Those of one [`HEALTH_INTERVAL`] are applied together.
     pub(crate) async fn follow_health_reports(self: Arc<Self>) {
         loop {
             self.health_reports.arrived.notified().await;
             let applying = Arc::clone(&self);
-            // The task continues after a compilation that panics.
+            // A panic of the compilation does not end this task.
             let _ = tokio::task::spawn_blocking(move || applying.apply_health_reports()).await;
             tokio::time::sleep(HEALTH_INTERVAL).await;
         }
@@ -285,14 +290,14 @@ impl Publisher {
         }
     }
 
-    /// Removes the entries of proxies that have been gone for a while. Blocks during the compilation.
+    /// Removes the entries of proxies that have had no connection for [`GRACE`]. Blocks during the compilation.
     pub(crate) fn expire_registrations(&self, now: Instant) {
         if self.read().registrations.is_empty() {
             return;
         }
         let mut expired = Vec::new();
         self.change_registered(|state| {
-            // Within one lock, since a proxy may return meanwhile.
+            // Under the same lock as the removal from the World, because a proxy may connect again at any time.
             expired = state.registrations.expire(now);
             let mut changed = false;
             for (namespace, name) in &expired {

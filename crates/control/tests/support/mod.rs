@@ -136,7 +136,7 @@ impl Control {
         self.ask_with(method, path, "host: localhost").await
     }
 
-    /// The same with these header fields.
+    /// Requests an admin page with these header fields. Returns status and body.
     pub(crate) async fn ask_with(&self, method: &str, path: &str, fields: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.admin).await.unwrap();
         let request =
@@ -188,7 +188,7 @@ pub(crate) async fn certificate(
     certificate_by(control, folder, &folder.token(account)).await
 }
 
-/// The same with this token.
+/// Requests a certificate with this token. Returns TLS settings with it, and its identity.
 pub(crate) async fn certificate_by(
     control: &Control,
     folder: &Folder,

@@ -29,7 +29,7 @@ struct BufferState {
     waiting: Vec<u8>,
     /// The writer thread runs. Before it does, each caller writes to standard error itself.
     started: bool,
-    /// The writer thread has taken lines and not written them yet.
+    /// The writer thread has taken lines that it has not written yet.
     writing: bool,
     /// Number of lines dropped since the start.
     dropped: u64,
@@ -83,7 +83,7 @@ impl Lines {
     }
 
     fn lock(&self) -> MutexGuard<'_, BufferState> {
-        // No code that holds the lock panics halfway.
+        // No code panics between two changes of the state, so a poisoned lock has a consistent state.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -151,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// Writer whose every write waits until the test permits it.
+    /// Writer that blocks in each write until the test permits it.
     struct Slow(mpsc::Receiver<()>, Vec<u8>);
 
     impl Write for Slow {

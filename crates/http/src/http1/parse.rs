@@ -17,14 +17,14 @@ pub struct HeadLimits {
     pub max_head: usize,
     /// Maximum number of header fields.
     pub max_headers: u32,
-    /// Whether the head keeps the spelling of the names.
+    /// Whether the head keeps the original case of the field names.
     pub keep_case: bool,
 }
 
-/// Reason for the refusal of a message, by Envoy's response code details, and the status of the response to a request.
+/// Reason for the refusal of a message, as Envoy's response code details, and the status of the response to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed {
-    /// Status: 400, 413, 426, 431, 501 or 505.
+    /// Status: 400, 408, 426, 431, 501 or 505.
     pub status: u16,
     /// Response code details, such as `http1.codec_error` or `http1.unexpected_transfer_encoding`.
     pub reason: &'static str,
@@ -53,11 +53,11 @@ static END: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"\r\n\r\n"));
 /// Search for the end of a head while bytes arrive.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Scan {
-    /// Number of bytes that were searched.
+    /// Number of bytes that have been searched.
     at: usize,
     /// Start of the current line.
     line: usize,
-    /// A line that is not empty was found: the message has begun.
+    /// A line that is not empty has been found, so the message has begun.
     begun: bool,
 }
 
@@ -66,10 +66,10 @@ impl Scan {
     /// it (2.2).
     ///
     /// # Errors
-    /// A line ends without CR, or the head exceeds the limit. Section 2.2 permits a bare LF, but a stricter recipient
-    /// would see another message.
+    /// A line ends without CR, or the head exceeds the limit. Section 2.2 permits a recipient to accept a bare LF, but
+    /// a stricter recipient would then parse another message.
     pub fn end(&mut self, input: &[u8], limits: &HeadLimits) -> Result<Option<usize>, Malformed> {
-        // Nearly always the head arrives at once. Invalid lines are found by the parser.
+        // Nearly all heads arrive in one piece. The parser then finds invalid line ends.
         if self.at == 0
             && !input.starts_with(b"\r")
             && let Some(end) = END.find(input)
@@ -180,8 +180,8 @@ pub fn trailers(bytes: &[u8], limits: &HeadLimits, into: &mut Headers) -> Result
     Ok(())
 }
 
-/// Returns whether a field is not allowed in trailers, because it frames or routes a message or identifies its sender
-/// (RFC 9110, section 6.5.1).
+/// Returns whether a field is not allowed in trailers, because it concerns the framing, routing or content format of
+/// the message or identifies its sender (RFC 9110, section 6.5.1).
 pub fn is_forbidden_in_trailers(name: &[u8]) -> bool {
     const NEVER: [&[u8]; 12] = [
         b"content-length",
@@ -234,7 +234,7 @@ fn request_line(text: &[u8], line: Range<usize>) -> Result<(Range<usize>, Range<
         }
         _ => return Err(BAD),
     };
-    // White space, control characters and a fragment are not allowed (3.2).
+    // White space and control characters are not allowed (3.2). The normalisation of the path refuses a fragment.
     let target = &bytes[method_end + 1..target_end];
     if target.iter().any(|b| *b <= b' ' || *b == 0x7f) {
         return Err(BAD_TARGET);
@@ -270,7 +270,7 @@ fn fields(headers: &mut Headers, mut at: usize, limits: &HeadLimits) -> Result<(
         if text[at] == b'\r' {
             return if text.get(at + 1) == Some(&b'\n') { Ok(()) } else { Err(BAD) };
         }
-        // White space before the colon or at the start of a line (obs-fold) is no token, and is refused (5.1, 5.2).
+        // White space before the colon (5.1) or at the start of a line (obs-fold, 5.2) is not part of a token: refused.
         let colon = lower_name(text, at);
         if colon == at || text.get(colon) != Some(&b':') {
             return Err(bad);
@@ -300,7 +300,7 @@ pub(super) fn lower_name(text: &mut [u8], mut at: usize) -> usize {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);
     const HIGH: u64 = ONES << 7;
     loop {
-        // Tests eight bytes at a time. The sum of a byte and `0x80 - x` has its high bit set from x on.
+        // Tests eight bytes at a time. The sum of a byte and `0x80 - x` has its high bit set if the byte is at least x.
         while let Some(bytes) = text[at..].first_chunk_mut::<8>() {
             let block = u64::from_le_bytes(*bytes);
             let ascii = block & !HIGH;
@@ -335,11 +335,11 @@ pub fn is_field_value(value: &[u8]) -> bool {
     value_end(value, 0).is_none()
 }
 
-/// Returns the end of a value: the first byte that a value may not contain, whether it ends the line or not.
+/// Returns the position of the first byte that a value may not contain, which need not be the end of the line.
 fn value_end(text: &[u8], mut at: usize) -> Option<usize> {
     const ONES: u64 = u64::from_ne_bytes([1; 8]);
     const HIGH: u64 = ONES << 7;
-    // Tests eight bytes at a time. A borrow marks bytes below a space, and DEL (7f).
+    // Tests eight bytes at a time. A borrow marks bytes below a space, and DEL (7f). A tab is marked too, and accepted.
     while let Some(block) = text[at..].first_chunk::<8>() {
         let block = u64::from_le_bytes(*block);
         let delete = block ^ (ONES * 0x7f);
@@ -358,7 +358,7 @@ fn value_end(text: &[u8], mut at: usize) -> Option<usize> {
     text[at..].iter().position(|b| !is_value(*b)).map(|more| at + more)
 }
 
-/// Moves `host` out of the fields. HTTP/1.1 requires exactly one (3.2).
+/// Moves the `host` field to the authority. HTTP/1.1 requires exactly one (3.2).
 fn set_host(head: &mut RequestHead) -> Result<(), Malformed> {
     if head.may_repeat("host") && head.header_values("host").nth(1).is_some() {
         return Err(BAD);
@@ -381,7 +381,7 @@ fn set_target(head: &mut RequestHead, at: Range<usize>) -> Result<(), Malformed>
     let target = str::from_utf8(target).map_err(|_| BAD_TARGET)?.to_owned();
     let target = target.as_str();
     if connect {
-        // An IPv6 address without brackets has no port.
+        // In an IPv6 address without brackets, the last part is not a port.
         let (host, port) = target.rsplit_once(':').ok_or(BAD_TARGET)?;
         let bare = host.contains(':') && !host.ends_with(']');
         if host.is_empty() || bare || !head::is_authority(target.as_bytes()) || port.parse::<u16>().is_err() {
@@ -473,7 +473,7 @@ pub fn length(value: &[u8]) -> Option<u64> {
     })
 }
 
-/// Accepts only a single `chunked`; other codings are not implemented (6.1).
+/// Fails unless the only transfer coding is `chunked`; others are not implemented (6.1).
 fn only_chunked(headers: &Headers) -> Result<(), Malformed> {
     let mut values = headers.header_values("transfer-encoding");
     let known = values.next().is_some_and(|value| value.eq_ignore_ascii_case(b"chunked"));
@@ -503,8 +503,8 @@ fn connection(headers: &Headers, version: Version) -> Result<ConnectionOptions, 
     })
 }
 
-/// Returns whether `connection` names end-to-end fields, or fields in which proxies describe the client. It may name
-/// only fields of this connection, which are removed (RFC 9110, section 7.6.1).
+/// Returns whether `connection` names an end-to-end field, or a field in which proxies describe the client. Fields that
+/// it names are removed, so it may name only those of this connection (RFC 9110, section 7.6.1).
 fn names_others(headers: &Headers) -> bool {
     const OTHERS: [&[u8]; 5] =
         [b"host", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-client-cert"];

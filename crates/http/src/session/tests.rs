@@ -92,7 +92,7 @@ impl End {
         taken
     }
 
-    /// Echoes content until the end.
+    /// Echoes content until the peer ends the session.
     async fn echo(mut self) -> io::Result<()> {
         while self.read().await? > 0 {
             std::mem::swap(&mut self.input, &mut self.output);

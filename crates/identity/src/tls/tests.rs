@@ -45,7 +45,7 @@ async fn handshake(server: &TlsSpec, client: &TlsSpec) -> Result<(Option<Peer>, 
     };
     let connect = async {
         let mut stream = connector.connect(name, near).await.map_err(|error| error.to_string())?;
-        // In TLS 1.3 a client learns of a refused certificate only when it reads.
+        // In TLS 1.3 a client receives the refusal of its certificate only when it reads.
         let mut word = [0; 2];
         stream.read_exact(&mut word).await.map_err(|error| error.to_string())?;
         Ok::<_, String>(Peer::from_der(&stream.get_ref().1.peer_certificates().unwrap()[0]).unwrap())

@@ -1,4 +1,4 @@
-//! A timer of nanoseconds: the timers of the runtime have milliseconds.
+//! A timer with a resolution of nanoseconds. The timers of the runtime have a resolution of milliseconds.
 
 use std::{
     cell::RefCell,
@@ -39,7 +39,7 @@ impl Timer {
         Ok(Self(state))
     }
 
-    /// Waits until this time of the monotonic clock.
+    /// Waits until this time of the monotonic clock, in nanoseconds. Returns at once if the timer cannot be set.
     pub(super) async fn until(&self, due: u64) {
         let (wake, woken) = oneshot::channel();
         let is_first = {
@@ -63,13 +63,13 @@ impl State {
     }
 }
 
-/// Wakes what is due, whenever the timer expires.
+/// Wakes the waiters that are due each time the timer expires.
 async fn serve(state: Rc<State>) {
     loop {
         if state.expirations.readable().await.is_err() {
             return;
         }
-        // Clears the expirations, or finds that the timer was set again.
+        // Clears the expirations. Fails without consequences if the timer has been set again.
         let _ = state.expirations.try_read(&mut [0; 8]);
         let now = clock::now();
         let next = loop {

@@ -74,9 +74,9 @@ const JSON: [(&str, &str); 24] = [
     ("upstream_transport_failure_reason", "%UPSTREAM_TRANSPORT_FAILURE_REASON%"),
 ];
 
-/// Filter state that gRPC access logs have. Source: Istio's default.
+/// Filter state objects in gRPC access logs by default, as in Istio.
 const FILTER_STATE: [&str; 2] = ["upstream_peer", "downstream_peer"];
-/// Filter state that OpenTelemetry access logs have. Source: Istio's default.
+/// Filter state objects in OpenTelemetry access logs by default, as in Istio.
 const OTEL_FILTER_STATE: [&str; 6] = [
     "upstream_peer",
     "downstream_peer",
@@ -85,9 +85,9 @@ const OTEL_FILTER_STATE: [&str; 6] = [
     "wasm.downstream_peer",
     "wasm.downstream_peer_id",
 ];
-/// Provider whose format is that of the mesh configuration.
+/// Provider whose default format is that of the mesh configuration.
 pub(crate) const BUILT_IN: &str = "envoy";
-/// Path of access log files.
+/// Default path of access log files.
 const STDOUT: &str = "/dev/stdout";
 
 /// Returns the access logs of the mesh configuration; none unless it names a file.
@@ -96,7 +96,7 @@ pub(super) fn of_mesh(mesh: &MeshConfig) -> Vec<AccessLog> {
     path.map(|path| to_file(path, format(mesh))).into_iter().collect()
 }
 
-/// Returns the access log of a provider; `None` if it is none, or its service is not known.
+/// Returns the access log of a provider; `None` if the provider has none, or its service is not known.
 pub(super) fn of_provider(world: &World, provider: &ExtensionProvider) -> Option<AccessLog> {
     if let Some(file) = &provider.envoy_file_access_log {
         let path = if file.path.is_empty() { STDOUT } else { &file.path }.to_owned();
@@ -164,7 +164,7 @@ pub(super) fn of_provider(world: &World, provider: &ExtensionProvider) -> Option
     Some(log("envoy.access_loggers.open_telemetry", pack(&config)))
 }
 
-/// Returns an access log with the filter of a Telemetry.
+/// Adds the filter of a Telemetry to an access log.
 pub(super) fn with_expression(log: AccessLog, filter: Option<&LogFilter>) -> AccessLog {
     let Some(filter) = filter else { return log };
     let config = ExpressionFilter { expression: filter.expression.clone(), ..Default::default() };

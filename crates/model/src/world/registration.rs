@@ -34,7 +34,7 @@ impl World {
     /// the proxy's namespace and service account.
     ///
     /// # Errors
-    /// Fails if the group does not exist or is for another service account.
+    /// Fails if the group does not exist or is for another service account, or the proxy declares no address.
     pub fn registration(&self, node: &ProxyNode) -> Result<Option<Typed<WorkloadEntry>>, RegistrationError> {
         if node.group.is_empty() {
             return Ok(None);

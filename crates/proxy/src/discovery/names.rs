@@ -1,4 +1,4 @@
-//! DNS clusters: resolves their host names periodically while the cluster exists.
+//! DNS clusters: a task for each cluster resolves its host names periodically while the cluster exists.
 
 use std::{
     net::SocketAddr,
@@ -29,7 +29,7 @@ pub(super) fn look_up(inventory: &mut Inventory, changed: &Arc<Notify>) {
     }
 }
 
-/// Pause after a first failed lookup. Each further failure doubles it, up to `dns_refresh_rate`.
+/// Pause after the first failed lookup. Each consecutive failure doubles it, up to the cluster's `dns_refresh_rate`.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
 /// Resolves a cluster's names until the cluster is dropped.
@@ -47,7 +47,7 @@ async fn follow(cluster: Weak<Cluster>, resolved: Arc<AtomicBool>, changed: Arc<
 struct Lookup {
     /// Pause before the next lookup.
     refresh: Duration,
-    /// Whether all names were found.
+    /// The lookups of all names succeeded.
     complete: bool,
 }
 
@@ -92,14 +92,14 @@ async fn once(cluster: &Weak<Cluster>) -> Option<Lookup> {
     Some(Lookup { refresh, complete })
 }
 
-/// Returns the first address, and the first address of the other family.
+/// Returns the first address, and the first address of the other family if there is one. `None` without addresses.
 fn one_of_each_family(addresses: &[SocketAddr]) -> Option<(SocketAddr, Box<[SocketAddr]>)> {
     let first = *addresses.first()?;
     let other = addresses.iter().find(|address| address.is_ipv4() != first.is_ipv4());
     Some((first, other.copied().into_iter().collect()))
 }
 
-/// Stores the endpoints. If nothing has changed, the stored value stays, so that connections stay open.
+/// Stores the endpoints. If no address has changed, the stored endpoints stay, so connections stay open.
 fn store(cluster: &Cluster, found: Vec<(SocketAddr, Box<[SocketAddr]>, DnsName)>) {
     let Discovery::Dns { localities, overprovisioning, .. } = &cluster.discovery else { return };
     let tracks = cluster.endpoint_states();

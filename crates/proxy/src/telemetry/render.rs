@@ -1,4 +1,4 @@
-//! Metrics summed over the workers, as Prometheus text in the shape of Envoy's `/stats/prometheus`.
+//! Metrics summed over the workers, as Prometheus text in the format of Envoy's `/stats/prometheus`.
 
 use std::{
     borrow::Cow,
@@ -19,7 +19,7 @@ use super::{
 };
 use skysail_policy::peer::LocalWorkload;
 
-/// Size of one piece of a page in bytes, exceeded by at most one series.
+/// Size of one piece of a page in bytes. A piece exceeds it by at most one series.
 const PIECE: usize = 48 << 10;
 
 /// Sums the workers' metrics and renders them as Prometheus text.
@@ -146,7 +146,7 @@ impl Metrics {
 
 /// Name, index among Istio's metrics, and accessor of the value.
 type Shown<S, T> = (&'static str, u8, fn(&S) -> T);
-/// The same for a histogram.
+/// Name, index among Istio's metrics, and accessor of a histogram.
 type ShownHistogram = (&'static str, u8, fn(&HttpSeries) -> &Histogram);
 
 const COUNTS: [Shown<HttpSeries, u64>; 3] = [
@@ -244,7 +244,7 @@ impl Metrics {
     }
 }
 
-/// Prometheus text in pieces: a slow client holds one piece in memory, not a whole page.
+/// Prometheus text in pieces. For a slow client, only one piece is in memory, not a whole page.
 #[derive(Debug, Default)]
 pub struct Page {
     wanted: StatsFilter,

@@ -1,4 +1,4 @@
-//! gRPC: the response to a call has the messages of its request, as they arrive. The health service reports SERVING.
+//! gRPC: the response to a call returns the messages of the request as they arrive. The health service reports SERVING.
 //!
 //! Source: gRPC's "gRPC over HTTP2" and "Health Checking".
 
@@ -20,7 +20,7 @@ const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
-/// A message `HealthCheckResponse { status: SERVING }`, with its length before it.
+/// The message `HealthCheckResponse { status: SERVING }` with its prefix: compression flag and length.
 const SERVING: &[u8] = &[0, 0, 0, 0, 2, 0x08, 1];
 /// Prefix of gRPC's own services, whose messages are not echoed.
 const OWN: &str = "/grpc.";
@@ -46,7 +46,7 @@ pub(super) fn answer(head: &Parts, body: Body) -> (u8, Response) {
     let headers = answer.headers_mut();
     headers.insert(CONTENT_TYPE, content);
     if code != OK {
-        // A response without a message has its trailers in its head.
+        // A response without a message has its trailers in its head ("Trailers-Only").
         headers.insert(STATUS, HeaderValue::from(u16::from(code)));
         headers.insert(MESSAGE, HeaderValue::from_static("a stand-in has only grpc.health.v1.Health/Check"));
     } else if path != HEALTH_CHECK {
@@ -81,7 +81,7 @@ impl HttpBody for EchoBody {
         }
         loop {
             match ready!(Pin::new(&mut self.messages).poll_frame(context)) {
-                // The client's trailers do not tell the outcome.
+                // Trailers of the client are not returned: those of the response have the status of the call.
                 Some(Ok(frame)) if frame.is_trailers() => {}
                 Some(frame) => return Poll::Ready(Some(frame)),
                 None => break,

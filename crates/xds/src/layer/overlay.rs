@@ -1,8 +1,9 @@
 //! Layers over another one: a layer with the resources that a namespace does not have in common with the others.
 //!
-//! The layer above names what it replaces or hides of the layer below. All else is held once, below. The resources that
-//! are due to a client depend only on the effective resource of each name: [`Layer::edit_over`] keeps the generations
-//! of a resource that moves between the layers, so that it is neither sent again nor missed.
+//! The layer above lists the names that it replaces or hides in the layer below. All other resources are stored once,
+//! in the layer below. The resources that are due to a client depend only on the effective resource of each name.
+//! [`Layer::edit_over`] keeps the generations of a resource that moves between the layers, so that it is neither sent
+//! again nor missed.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -10,9 +11,9 @@ use super::{AliasLog, Edits, Entry, KindLayer, Layer, changed_aliases};
 use crate::{kind::Kind, resource::Resource};
 
 impl Layer {
-    /// Changes this layer, which lies over another layer before and after its own changes. A name without an edit has
-    /// the resource of the layer below if that changed, and stays as it is otherwise. An edit that is equal to the
-    /// layer below is held there alone.
+    /// Changes this layer. `before` and `after` are the layer below, before and after its changes. A name without an
+    /// edit gets the resource of the layer below if that has changed, and keeps its own otherwise. An edit that is
+    /// equal to the resource of the layer below is stored only there.
     pub fn edit_over(&mut self, generation: u64, (before, after): (&Self, &Self), edits: Edits) {
         for (kind, edits) in Kind::ALL.into_iter().zip(edits.0) {
             let index = kind as usize;
@@ -60,7 +61,7 @@ impl Layer {
 }
 
 impl KindLayer {
-    /// Returns whether a change of the layer below is none for clients of this layer.
+    /// Returns whether clients of this layer do not see a change of the layer below.
     pub(super) fn hides_change(&self, name: &str, generation: u64) -> bool {
         self.hides.get(name).is_some_and(|since| generation >= *since)
     }
@@ -88,11 +89,11 @@ impl KindLayer {
     }
 }
 
-/// A name's resource, and where it is held.
+/// The resource of a name before and after an edit, and the layer that stores it.
 struct Placed {
     old: Option<Entry>,
     now: Option<Entry>,
-    /// The layer below has the same resource and generation.
+    /// The layer below has the same resource and generation, or neither layer has a resource.
     follows: bool,
     /// The effective resource changes.
     is_changed: bool,
@@ -116,7 +117,7 @@ impl Placed {
             None => Entry { resource, added: generation, changed: generation },
         });
         let follows = match (&now, after.by_name.get(name)) {
-            // The removal below is none for a client from whom the name was hidden.
+            // If the name was hidden, the removal in the layer below changes nothing for the clients.
             (None, None) => is_changed || !above.hides.contains_key(name),
             (Some(now), Some(below)) => {
                 now.resource.version == below.resource.version && now.changed == below.changed
@@ -138,10 +139,10 @@ impl Placed {
         above.by_name.remove(&name);
         let hidden_since = above.hides.remove(&name).unwrap_or(generation);
         if !follows {
-            // Also without a resource below: its removal is none for these clients.
+            // Also if the layer below has removed its resource: these clients must not see that removal.
             above.hides.insert(Arc::clone(&name), hidden_since);
             if let Some(mut now) = now {
-                // Equal resources are held once.
+                // Equal resources are stored once.
                 if let Some((_, below)) = below.filter(|(_, below)| below.resource == now.resource) {
                     now.resource = Arc::clone(&below.resource);
                 }

@@ -1,5 +1,5 @@
 //! Checks of Gateways and of the VirtualServices that are bound to them: missing Gateways, hosts that no server has,
-//! missing Secrets, selectors without a pod.
+//! missing Secrets, selectors that match no pod, destinations.
 
 use std::{
     cell::OnceCell,
@@ -24,7 +24,7 @@ impl<'a> Report<'a> {
         for entry in self.world.gateways.iter().filter(|entry| entry.object.spec.only_in.is_none()) {
             let about = ObjectReport { entry, kind: Kind::Gateway };
             let selector = &entry.object.spec.selector;
-            // Only if any workload is known, since rules may be checked alone.
+            // Files may contain rules without workloads. Then the selectors of the rules cannot be checked.
             let any = self.world.pods().next().is_some() || self.world.templates().next().is_some();
             if any && workloads(self.world, None, selector).next().is_none() {
                 let message = format!("no pod has {}, so nothing listens on its ports", label_text(selector));
@@ -37,8 +37,8 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// Checks the Gateways that a VirtualService names, and its destinations if it is for gateways alone. `hosts` has
-    /// those of the Gateways of earlier calls, by name.
+    /// Checks the Gateways that a VirtualService names, and its destinations if it is for gateways only. `hosts` has
+    /// the hosts of the Gateways of earlier calls, by the Gateway's name.
     fn bound(
         &mut self,
         about: &ObjectReport<'_, VirtualService>,
@@ -108,7 +108,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// Returns the namespaces of the workloads with these labels.
+    /// Returns the namespaces of the workloads with these labels; none if the selector is empty.
     fn namespaces(&self, selector: &Labels) -> BTreeSet<String> {
         let pods = self.world.pods().filter(|pod| !pod.spec.has_ended && selects(selector, &pod.meta.labels));
         let templates = self.world.templates().filter(|template| selects(selector, &template.spec.labels));

@@ -1,4 +1,4 @@
-//! Services: ports without a declared protocol, workloads of several Services, addresses of several ServiceEntries.
+//! Services: ports without a declared protocol, workloads of several Services, ServiceEntries with the same addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl Report<'_> {
-    /// Reports ports whose names declare no protocol.
+    /// Reports ports that declare no protocol, and TCP ports of ExternalName Services.
     pub(super) fn service_ports_by_name(&mut self) {
         let world = self.world;
         let typos = self.diagnostics.iter().filter(|found| found.code == Code::PortProtocolTypo);
@@ -42,8 +42,8 @@ impl Report<'_> {
         }
     }
 
-    /// Reports workloads of which two Services use one port with different protocols, or lead different ports to one
-    /// port of the container.
+    /// Reports workloads of several Services, if two of these use the same port with different protocols, or map
+    /// different ports to one port of the container.
     pub(super) fn pods_of_several_services(&mut self) {
         let world = self.world;
         for entry in world.templates.values().flat_map(|templates| templates.iter()) {
@@ -81,7 +81,7 @@ impl Report<'_> {
         }
     }
 
-    /// Reports ServiceEntries that share an address and a port whose connections name no host.
+    /// Reports ServiceEntries with the same address and port but different hosts, if the protocol names no host.
     pub(super) fn entry_addresses(&mut self) {
         let mut seen: BTreeMap<(&str, u32), &Entry<ServiceEntry>> = BTreeMap::new();
         let mut found = Vec::new();
@@ -118,7 +118,7 @@ impl Report<'_> {
     }
 }
 
-/// Returns whether a Service has a port for HTTP, or one whose protocol is detected.
+/// Returns whether a Service has a port whose protocol is HTTP or is detected.
 pub(super) fn has_http(service: &Service) -> bool {
     service.ports.iter().any(|port| port.protocol.is_http() || port.protocol == Protocol::Unknown)
 }

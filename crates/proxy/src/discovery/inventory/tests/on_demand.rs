@@ -1,8 +1,8 @@
-//! Virtual hosts that requests ask for.
+//! On-demand discovery of the virtual hosts of requests.
 
 use super::*;
 
-/// Returns an inventory in on-demand mode, with table `t` in force, whose catch-all leads to cluster `all`.
+/// Returns an inventory in on-demand mode. Route configuration `t` is in effect; its catch-all selects cluster `all`.
 fn on_demand() -> (Inventory, mpsc::UnboundedReceiver<HostRequest>, Instant) {
     let mut inventory = inventory();
     let (sender, host_requests) = mpsc::unbounded_channel();
@@ -40,7 +40,7 @@ fn serve(inventory: &mut Inventory, name: &str) {
     add(inventory, Kind::Endpoint, vec![endpoints(name, 1)]);
 }
 
-/// Requests an authority, if the table in force needs the request.
+/// Requests an authority, if the route configuration in effect needs the request.
 fn host_request(
     inventory: &mut Inventory,
     host_requests: &mut mpsc::UnboundedReceiver<HostRequest>,
@@ -89,7 +89,7 @@ fn a_host_is_asked_for_by_authority_and_in_force_when_its_cluster_is() {
     assert_eq!(leads_to(&inventory, "one"), "t/1");
     assert_eq!(wanted(&inventory).1, ["t/*", "t/1"], "the host stays subscribed by its name");
 
-    // A deleted virtual host is removed, and so is its cluster, which nothing leads to any more.
+    // A deleted virtual host is removed, and so is its cluster, which no route selects any more.
     remove(&mut inventory, Kind::VirtualHost, "t/1");
     assert!(settled(&mut inventory, now));
     assert_eq!(wanted(&inventory), (vec!["all".to_owned()], vec!["t/*".to_owned()]));
@@ -214,7 +214,7 @@ fn a_listener_that_passes_through_connections_starts_last() {
     serve(&mut inventory, "a");
     assert!(settled(&mut inventory, now));
     assert_eq!(inventory.snapshot().listeners.by_name.len(), 2);
-    // A later listener that is not warm does not take it out of force.
+    // It stays in effect when another listener arrives that is not warm.
     add(
         &mut inventory,
         Kind::Listener,
@@ -291,7 +291,7 @@ fn a_host_that_is_not_warm_delays_no_other_and_its_old_version_stays() {
     settled(&mut inventory, now);
     serve(&mut inventory, "a");
     settled(&mut inventory, now);
-    // The host's new version leads to a cluster that does not arrive.
+    // The new version of the virtual host selects a cluster that does not arrive.
     let moved = RouteConfiguration::decode(routes("t", "b").body).unwrap().virtual_hosts.remove(0);
     let moved = VirtualHost { name: "t/1".into(), domains: vec!["one".into()], ..moved };
     add(&mut inventory, Kind::VirtualHost, vec![received("t/1", &moved), host("2", "two")]);
