@@ -8,6 +8,7 @@ pub mod analysis;
 pub mod api;
 mod clause;
 mod compile;
+mod coverage;
 pub mod diagnostic;
 pub mod fields;
 pub mod files;

@@ -50,7 +50,6 @@ pub use request_authentication::{MAX_KEY_SET, key_set};
 pub(crate) use secret::secret;
 pub(crate) use security::{authorization_policy, empty_fields, peer_authentication};
 pub(crate) use service_entry::{addresses, service_entry};
-pub(crate) use shadowed::{covers_connection, covers_request};
 pub(crate) use sidecar::sidecar;
 pub(crate) use telemetry::telemetry;
 pub(crate) use unsupported::{unsupported, unsupported_settings};

@@ -5,7 +5,7 @@ use crate::{
     World,
     analysis::Code,
     api::{Kind, Labels, VirtualService, selects, virtual_service::HttpMatchRequest},
-    validate::{covers_connection, covers_request},
+    coverage::{covers_connection, covers_request},
     world::{gateway_name, hosts::fqdn, store::Entry},
 };
 
