@@ -333,6 +333,12 @@ impl Scenario {
             ensure(has_peer != (limit.topology == Topology::Baseline), &field("peer"), || {
                 "must name a peer, unless the topology is baseline".to_owned()
             })?;
+            ensure(self.topologies.contains(&limit.topology), &field("topology"), || {
+                "must be one of `topologies`, else the limit is never checked".to_owned()
+            })?;
+            ensure(limit.peer.is_none_or(|peer| self.peers.contains(&peer)), &field("peer"), || {
+                "must be one of `peers`, else the limit is never checked".to_owned()
+            })?;
         }
         Ok(())
     }

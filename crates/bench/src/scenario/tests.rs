@@ -157,6 +157,8 @@ fn errors_name_line_field_and_remedy() {
             "16: acceptance.limits[0].metric: no such metric",
         ),
         ("peer: skysail, at_most", "at_most", "16: acceptance.limits[0].peer: must name a peer"),
+        ("peer: skysail, at_most", "peer: nginx, at_most", "16: acceptance.limits[0].peer: must be one of"),
+        ("both-sidecars, peer", "server-sidecar, peer", "16: acceptance.limits[0].topology: must be one of"),
         ("rounds: 5", "rounds: 31", "18: sizes.default.rounds: 31 must be from 1 to 30"),
         ("warmup: 0.2", "warmup: .nan", "19: sizes.tiny.warmup"),
         ("name: small", "name: ../x", "1: name: must be 1 to 64 lower-case letters"),
