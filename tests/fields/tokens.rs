@@ -26,6 +26,8 @@ const SPACED: &str = "eyJhbGciOiJFUzI1NiIsImtpZCI6InMiLCJ0eXAiOiJKV1QifQ.eyJpc3M
 const DELAY: Duration = Duration::from_secs(1);
 /// Address on which the server of keys listens; set in the process that serves them.
 const SERVER: &str = "SKYSAIL_TEST_KEYS";
+/// Port of the server of keys.
+const PORT: u16 = 9080;
 const CLIENT: &str = "by-skysail";
 
 #[test]
@@ -33,8 +35,10 @@ fn tokens_are_verified_at_targets_and_with_fetched_keys() {
     let fill = |text: &str| text.replace("KEYS", KEYS.trim()).replace("SPACES", SPACES);
     let mesh = mesh_with(&fill(RULES), &["shop/api-v2", "shop/edge-envoy"]).ready();
     targets(&mesh);
-    let (mut keys, address) = start_server(&mesh);
-    mesh.put("fetched.yaml", &fill(FETCHED).replace("SERVER", &address));
+    mesh.put("fetched.yaml", &fill(FETCHED).replace("SERVER", &server_address(&mesh)));
+    fetch_failed(&mesh, "Connection refused");
+    let mut keys = start_server(&mesh);
+    fetch_failed(&mesh, "no answer within 100ms");
     for server in ["v1", "v2"] {
         let to = format!("x-to: {server}");
         let header = |name: &str, token: &str| format!("x-{name}: {}", token.trim());
@@ -47,11 +51,6 @@ fn tokens_are_verified_at_targets_and_with_fetched_keys() {
         assert_eq!(is("/other", &spaced, 403), Ok(()), "{server}");
         let patient = header("patient", TOKEN);
         eventually("a token is valid once the keys have arrived", || is("/", &patient, 200));
-        eventually("a fetch has ended before the answer", || {
-            let log = fs::read_to_string(mesh.run_folder().join("config/logs/control.log")).unwrap();
-            let is_it = |line: &str| line.contains("/hasty ") && line.contains("no answer within 100ms");
-            if log.lines().any(is_it) { Ok(()) } else { Err(log) }
-        });
         assert_eq!(is("/", &header("hasty", TOKEN), 401), Ok(()), "{server}");
     }
     keys.kill().unwrap();
@@ -72,18 +71,30 @@ fn targets(mesh: &Mesh) {
     }
 }
 
-/// Starts the server of keys in a pod. Returns its process and its address.
-fn start_server(mesh: &Mesh) -> (Child, String) {
-    const PORT: u16 = 9080;
+/// Waits until the control plane has logged an error of the fetch with the short timeout.
+fn fetch_failed(mesh: &Mesh, error: &str) {
+    eventually("a failed fetch is logged", || {
+        let log = fs::read_to_string(mesh.run_folder().join("config/logs/control.log")).unwrap();
+        let is_it = |line: &str| line.contains("/hasty ") && line.contains(error);
+        if log.lines().any(is_it) { Ok(()) } else { Err(log) }
+    });
+}
+
+/// Returns the address of the server of keys.
+fn server_address(mesh: &Mesh) -> String {
+    let status = mesh.status();
+    let pods = status["pods"].as_array().unwrap();
+    let pod = pods.iter().find(|pod| pod["name"] == "plain").unwrap();
+    format!("{}:{PORT}", pod["address"].as_str().unwrap())
+}
+
+/// Starts the server of keys in a pod.
+fn start_server(mesh: &Mesh) -> Child {
     let program = std::env::current_exe().unwrap().to_string_lossy().into_owned();
     let variable = format!("{SERVER}=0.0.0.0:{PORT}");
     let test = ["env", &variable, &program, "--exact", "tokens::the_server_of_keys", "--test-threads", "1"];
     let mut command = mesh.command(&[&["exec", "plain", "--"], &test[..]].concat());
-    let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let status = mesh.status();
-    let pods = status["pods"].as_array().unwrap();
-    let pod = pods.iter().find(|pod| pod["name"] == "plain").unwrap();
-    (process, format!("{}:{PORT}", pod["address"].as_str().unwrap()))
+    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
 /// Serves the key set in the process that another test starts within a pod.

@@ -111,6 +111,8 @@ impl KeySets {
 struct KeyEntry {
     next: Instant,
     failures: u32,
+    /// Error of the last fetch, if it failed.
+    error: Option<FetchError>,
     is_in_progress: bool,
     keys: Option<Arc<str>>,
 }
@@ -238,7 +240,7 @@ impl Run {
             if !self.entries.contains_key(source) {
                 let keys = self.context.sets.get(source);
                 changes.extend(keys.clone().map(|keys| (source.clone(), Some(keys))));
-                let entry = KeyEntry { next: Instant::now(), failures: 0, is_in_progress: false, keys };
+                let entry = KeyEntry { next: Instant::now(), failures: 0, error: None, is_in_progress: false, keys };
                 self.entries.insert(source.clone(), entry);
             }
         }
@@ -255,7 +257,7 @@ impl Run {
         let now = Instant::now();
         match result {
             Ok(keys) => {
-                if entry.failures > 0 {
+                if entry.error.take().is_some() {
                     info!(%source, policy = used_by(), "key set fetched again");
                 }
                 entry.failures = 0;
@@ -267,12 +269,14 @@ impl Run {
                 }
             }
             Err(error) => {
-                if entry.failures == 0 {
+                // An error is logged once while it repeats.
+                if entry.error.as_ref() != Some(&error) {
                     let effect = match entry.keys {
                         Some(_) => "its last key set stays in force",
                         None => "its tokens are refused until a fetch succeeds",
                     };
                     warn!(%source, policy = used_by(), %error, "key set cannot be fetched; {effect}");
+                    entry.error = Some(error);
                 }
                 let delay = RETRY_DELAY.saturating_mul(1 << entry.failures.min(16)).min(MAX_RETRY_DELAY);
                 entry.failures = entry.failures.saturating_add(1);
