@@ -131,7 +131,7 @@ fn enums(set: &FileDescriptorSet) -> Enums<'_> {
 
 type Enums<'a> = HashMap<String, &'a prost_types::EnumDescriptorProto>;
 
-/// Returns the JSON form of a field with this support.
+/// Returns the `Json` of a field in the table, as Rust code.
 fn json(
     field: &FieldDescriptorProto,
     mark: Option<Mark>,
@@ -142,7 +142,7 @@ fn json(
     let name = field.type_name().trim_start_matches('.');
     let is_wrapper =
         name.starts_with("google.protobuf.") && (name.ends_with("Value") || name.ends_with("Duration"));
-    // Values with validation rules are kept.
+    // Of messages without effect, only wrappers and durations are kept, because validation rules may apply to them.
     if mark == Some(Mark::WithoutEffect) && field.r#type() == Type::Message {
         return Ok(match name.strip_prefix("google.protobuf.").filter(|_| is_wrapper) {
             Some(known) => format!("Json::WellKnown({known:?})"),

@@ -75,7 +75,7 @@ impl Arrival {
         Some(Self { connections, entry, snapshot, epoch, listener, direct, dialled, source, destination })
     }
 
-    /// Reads the PROXY header if the listener has one. Returns `None` if that failed, which it counts and logs.
+    /// Reads the PROXY header if the listener expects one. Returns `None` if that failed, which it counts and logs.
     pub(super) async fn read_proxy_header(
         &mut self,
         worker: &Worker,
@@ -110,7 +110,7 @@ impl Arrival {
     }
 
     /// Inspects the first bytes. Returns the early connection as well, if the server may send first. Returns `None`
-    /// if the inspection failed, which it counts and logs.
+    /// if the inspection failed: it logs every failure, and counts those by timeout.
     ///
     /// TLS is always inspected where the listener says so, because policies, logs and external authorization use the
     /// server name. HTTP is inspected only if a filter chain depends on it.
@@ -143,7 +143,7 @@ impl Arrival {
         }
     }
 
-    /// Begins the connection to the server of a client that sends nothing, as the filter chain of plain TCP says.
+    /// Connects to the server before the client has sent a byte, by the filter chain for plain TCP.
     fn connect_early(&self, worker: &Rc<Worker>) -> Option<EarlyUpstream> {
         let findings = Findings { transport: Some(Transport::RawBuffer), ..Findings::default() };
         let chain = filter_chain_match::select(&self.listener, &self.facts(&findings))?;

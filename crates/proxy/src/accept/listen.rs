@@ -31,7 +31,7 @@ use skysail_http::timer;
 /// Maximum number of connections that wait to be accepted, per worker. Enough for a short delay of the worker; few
 /// enough that after a surge the queue does not consist of connections that their clients have closed.
 const BACKLOG: i32 = 1024;
-/// Delay before an overloaded worker accepts connections again.
+/// Delay of a worker that has accepted its share of connections since the last probe, before it checks again.
 const OVERLOAD_DELAY: Duration = Duration::from_millis(2);
 /// Delay while the overload manager stops new connections.
 const PRESSURE_DELAY: Duration = Duration::from_millis(100);
@@ -117,7 +117,8 @@ fn bypasses(worker: &Worker, name: &str) -> bool {
     worker.snapshot().listeners.by_name.get(name).is_some_and(|listener| listener.bypass_overload)
 }
 
-/// Decides whether the process accepts a connection; `None` if not. Counts and logs refused connections.
+/// Decides whether the process accepts a connection; `None` if not. Counts refused connections, and logs those above
+/// the limit.
 fn admit(worker: &Worker, name: &Arc<str>, source: SocketAddr) -> Option<Acceptance> {
     if worker.shared.pressure.is_free() {
         return Some(Acceptance::Free);

@@ -1,5 +1,6 @@
-//! Access check of the admin page: whatever address it listens on, it serves only callers in the sidecar's own
-//! network namespace. The sidecar has no keys to verify tokens with, so it refuses every other caller.
+//! Access check of the admin pages that are not open to the network. They serve only callers in the sidecar's own
+//! network namespace, whatever address the server listens on. The sidecar has no keys to verify tokens, so it refuses
+//! all other callers.
 
 use axum::{
     extract::{ConnectInfo, Request},

@@ -10,7 +10,7 @@ use skysail_identity::Description;
 use super::Admin;
 use skysail_policy::format;
 
-/// Returns one entry per secret; `path` is the secret's name.
+/// Returns one entry per secret and per inline certificate; `path` is the secret's name, or `<inline>`.
 pub(super) async fn page(State(admin): State<Arc<Admin>>) -> Json<Value> {
     let tls = admin.configuration.tls();
     let described = |name: &str, certificates: &[CertificateDer<'_>]| -> Value {

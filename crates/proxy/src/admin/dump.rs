@@ -143,7 +143,7 @@ fn keep_fields(value: &mut Value, paths: &[&str]) {
     });
 }
 
-/// Keeps only the elements whose names match, in every list of a section.
+/// Removes the elements with names that do not match, from every list of a section.
 fn retain_names(dump: &mut Value, pattern: &regex::Regex) {
     for list in dump.as_object_mut().into_iter().flat_map(Map::values_mut).filter_map(Value::as_array_mut) {
         list.retain(|item| name_of(item).is_none_or(|name| pattern.is_match(name)));

@@ -62,7 +62,7 @@ pub(crate) struct Admin {
 /// Command line options that the pages show or use.
 #[derive(Clone, Debug)]
 pub(crate) struct CommandLine {
-    /// Duration of a graceful drain, after which connections are closed.
+    /// Duration of a graceful drain, after which listeners accept no more connections.
     pub(crate) drain_time: Duration,
     /// Path of the bootstrap file; empty without one.
     pub(crate) config_path: String,
@@ -210,7 +210,7 @@ async fn clusters_page(State(admin): State<Arc<Admin>>, Query(options): Options)
 
 async fn config_dump(State(admin): State<Arc<Admin>>, Query(options): Options) -> Response {
     let dump = dump::config_dump(&admin, options.contains_key("include_eds")).await;
-    // A child process converts the dump, so that this thread is not blocked.
+    // The conversion waits for a child process, so it must not block this thread.
     let converted = tokio::task::spawn_blocking(move || dump::to_json(dump)).await;
     match converted {
         Ok(Ok(value)) => match dump::select(value, &options) {

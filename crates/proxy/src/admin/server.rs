@@ -65,7 +65,7 @@ pub(super) async fn recover(Extract(admin): Extract<Arc<Admin>>) -> &'static str
 pub(super) async fn info(Extract(admin): Extract<Arc<Admin>>) -> Response {
     let uptime = format!("{}s", admin.since.elapsed().as_secs());
     let bootstrap = admin.bootstrap.clone();
-    // A child process converts the node, so that this thread is not blocked.
+    // The conversion waits for a child process, so it must not block this thread.
     let node = tokio::task::spawn_blocking(move || node(&bootstrap)).await;
     let node = match node {
         Ok(Ok(node)) => node,
@@ -173,7 +173,7 @@ pub(super) async fn memory() -> Json<Value> {
     }))
 }
 
-/// Returns the layers of the runtime with their values; the value of the last layer is in force.
+/// Returns the layers of the runtime with their values; the last layer that has a key determines its value.
 pub(super) async fn runtime(Extract(admin): Extract<Arc<Admin>>) -> Json<Value> {
     let bootstrap = Bootstrap::from_slice(&admin.bootstrap).unwrap_or_default();
     let layers = bootstrap.layered_runtime.unwrap_or_default().layers;

@@ -145,7 +145,7 @@ fn wanted(options: &HashMap<String, String>) -> Result<StatsFilter, String> {
         }
     };
     if let Some(buckets) = options.get("histogram_buckets").filter(|buckets| *buckets != "none") {
-        return Err(format!("histogram_buckets: {buckets:?} is not supported; there is none\n"));
+        return Err(format!("histogram_buckets: {buckets:?} is not supported, only none\n"));
     }
     Ok(StatsFilter {
         filter: filter.map_err(|error| format!("Invalid re2 regex: {error}\n"))?,

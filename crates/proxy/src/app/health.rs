@@ -1,7 +1,8 @@
 //! Health check of the workload beside the sidecar, as Istio's agent runs it on machines: the probe is
 //! `readinessProbe` of the proxy's settings in the node's metadata. Changes are reported to the control plane.
 //!
-//! Meanings and defaults are Istio's. A response of HTTP is good from 200 to 399; certificates are not verified.
+//! Meanings and defaults are Istio's. An HTTP response is good if its status is from 200 to 399. Certificates are not
+//! verified.
 
 use std::{convert::Infallible, path::Path, process::Stdio, sync::Arc, time::Duration};
 
@@ -98,7 +99,7 @@ struct HealthCheckResponse {
     status: i32,
 }
 
-/// Changes of the health by the results of checks.
+/// Health of the workload, which the thresholds derive from the results of checks.
 #[derive(Debug, Default)]
 struct HealthState {
     successes: u32,

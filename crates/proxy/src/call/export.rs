@@ -95,7 +95,7 @@ impl Drop for RemoveOnDrop<'_> {
     }
 }
 
-/// Sends the batches of a collector until none has been added for [`IDLE`].
+/// Sends the batches of a collector until no item has been added for [`IDLE`].
 async fn send(worker: Rc<Worker>, exporter: Rc<Exporter>) {
     let _remove = RemoveOnDrop(&worker.exporters, &exporter);
     let mut stream = None;

@@ -11,7 +11,7 @@ use super::slot::Slot;
 use crate::translate::Reject;
 use skysail_policy::config::Listener;
 
-/// Number of entries from which on stale ones are dropped.
+/// Minimum number of entries at which stale ones are dropped.
 const MIN_SWEPT: usize = 1024;
 
 /// Listeners by address. An entry may be stale: the listener may have moved since.

@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use crate::translate;
 
-/// Maximum time that a new resource waits for the resources it needs.
+/// Maximum time that a resource without a version in force waits for the resources it needs.
 pub(crate) const WARMING_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Versions of one resource name.
@@ -113,7 +113,8 @@ impl<T> Slot<T> {
         self.error = Some(Failure { reason, body, version, at: SystemTime::now() });
     }
 
-    /// Puts the warming version into force if it is warm or has timed out; returns whether it did.
+    /// Puts the warming version into force if it is warm, or if it has timed out and no other version is in force.
+    /// Returns whether it did.
     pub(super) fn promote(&mut self, now: Instant, warm: impl FnOnce(&AcceptedResource<T>) -> bool) -> bool {
         let Some(accepted) = &self.warming else { return false };
         let must = self.active.is_none() && now.duration_since(accepted.since) >= WARMING_TIMEOUT;

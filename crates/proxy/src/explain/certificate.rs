@@ -62,7 +62,7 @@ impl CallerCertificate {
         &self.names
     }
 
-    /// Verifies the certificate as the handshake of a server does. `secret` has the server's trusted roots.
+    /// Verifies the certificate as the handshake of a server does. `secret` names the server's trusted roots.
     pub(super) fn verify(&self, check: &PeerCheck, secret: &str) -> CertificateVerdict {
         let assumed = || CertificateVerdict::Assumed(secret.to_owned());
         let verdict = match &self.origin {

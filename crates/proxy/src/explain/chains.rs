@@ -1,4 +1,4 @@
-//! Filter chains that a connection does not get.
+//! Filter chains that are not selected for a connection.
 
 use skysail_policy::config::{
     FilterChain, Listener,
@@ -8,7 +8,7 @@ use skysail_policy::config::{
 use super::report::ChainReport;
 use crate::worker::filter_chain_match::{Criterion, Facts, excluded};
 
-/// Returns the filter chains for the port of a connection that it does not get, with the reasons.
+/// Returns the filter chains for the port of a connection that are not selected, with the reasons.
 pub(super) fn unmatched(listener: &Listener, facts: &Facts<'_>) -> Vec<ChainReport> {
     let excluded = excluded(listener, facts).into_iter();
     let of_port = excluded.filter(|(_, criterion)| *criterion != Criterion::Port);

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::request::mutation::lists as mutation_lists;
 
-/// Whole of a share, in millionths.
+/// 100 % in millionths.
 const ALL: u32 = 1_000_000;
 
 /// Evaluates the network filters before the last one. Returns whether they admit the connection.
@@ -100,7 +100,7 @@ impl<'a> Passage<'a> {
             (FilterKind::Jwt(jwt), setting) => return tokens::verify(self, name, jwt, setting, explained),
             (FilterKind::HeaderMutation(config), setting) => {
                 self.mutate(config, setting);
-                // These write attributes of requests for rate limits.
+                // Filters whose names begin with `skysail.` only set internal headers for rate limits.
                 (!name.starts_with("skysail.")).then(|| "changes headers".to_owned())
             }
             (FilterKind::Lua(_), _) => {

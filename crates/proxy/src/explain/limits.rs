@@ -16,10 +16,10 @@ use super::{
     report::{BucketReport, FilterReport, LimitReport},
 };
 
-/// Whole of a share, in millionths.
+/// 100 % in millionths.
 const ALL: f64 = 1_000_000.0;
 
-/// Descriptors of a request, and the rules that make none with the reasons.
+/// Descriptors of a request, and the reasons of the rules that make none.
 #[derive(Default)]
 struct Made {
     descriptors: Vec<Vec<Entry>>,
@@ -126,8 +126,8 @@ fn bucket(settings: BucketSettings, descriptor: &[Entry], shadow: bool) -> Bucke
     }
 }
 
-/// Returns the entries of a descriptor. That with the name of the rule says nothing about the request. The control
-/// plane marks values by `=`, because they may be empty.
+/// Formats the entries of a descriptor. Omits the entry that names the rule, and the `=` that the control plane puts
+/// before each value so that no value is empty.
 fn words(entries: &[Entry]) -> String {
     let entries = entries.iter().filter(|entry| *entry.key != *"rule");
     let words = entries.map(|entry| {

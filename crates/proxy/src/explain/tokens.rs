@@ -1,4 +1,4 @@
-//! Tokens of a request: the verdict of each issuer's rule, and what the filter makes of them.
+//! Tokens of a request: the verdict of each issuer's rule, and their effect on the request.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -15,7 +15,7 @@ use super::{
     report::{Explanation, FilterReport, Outcome, TokenReport},
 };
 
-/// Claims that are times or repeat the issuer's rule, and say nothing about a decision.
+/// Claims that are not listed: times, an identifier, and the two that the principal consists of.
 const COMMON: [&str; 6] = ["iss", "sub", "iat", "exp", "nbf", "jti"];
 
 /// Verifies the tokens of a request and applies their claims. Returns whether the request is admitted.

@@ -282,7 +282,7 @@ fn virtual_hosts_received_by_vhds_are_merged_into_their_table() {
     add(&mut inventory, Kind::Listener, vec![listener("l", "t")]);
     add(&mut inventory, Kind::Route, vec![table_of_hosts()]);
     inventory.settle(now);
-    assert!(inventory.snapshot().listeners.by_name.is_empty(), "its hosts are still to come");
+    assert!(inventory.snapshot().listeners.by_name.is_empty(), "its virtual hosts are missing");
     let [.., (kind, wanted), _] = inventory.wanted();
     assert_eq!((kind, wanted), (Kind::VirtualHost, BTreeSet::from(["t".to_owned()])));
 
@@ -353,7 +353,7 @@ fn two_listeners_must_not_have_the_same_address() {
     // Different listeners with port 0 get different ports.
     assert_eq!(taken(&mut inventory, vec![of("h", &[0], true), of("i", &[0], true)]), None);
     assert!(taken(&mut inventory, vec![of("j", &[0], false), of("k", &[0], false)]).is_some());
-    // A removed listener gives its addresses free for the same update.
+    // A removed listener frees its addresses for the same update.
     let update =
         Update { kind: Kind::Listener, added: vec![of("l", &[82], true)], removed: vec!["b".to_owned()] };
     assert!(inventory.apply(&update).is_empty());

@@ -48,7 +48,7 @@ const SYSTEM_FILES: [&str; 5] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// Returns the secret that Istio's agent has under a name with file names; `None` for another name.
+/// Returns the secret for a name that contains file names, as Istio's agent does; `None` for another name.
 pub(crate) fn of_agent(name: &str) -> Option<Secret> {
     let file = |path: &str| {
         Some(DataSource { specifier: Some(Specifier::Filename(path.to_owned())), ..DataSource::default() })

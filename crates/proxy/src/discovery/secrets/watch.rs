@@ -67,7 +67,8 @@ impl Watch {
     }
 }
 
-/// The sidecar's own reads raise events too, which must not trigger another read.
+/// Returns whether an event only reports a read. The sidecar's own reads raise such events, which must not trigger
+/// another read.
 fn is_reading(event: &notify::Result<Event>) -> bool {
     let kind = event.as_ref().map(|event| event.kind);
     matches!(kind, Ok(EventKind::Access(access)) if access != AccessKind::Close(AccessMode::Write))
