@@ -48,13 +48,13 @@ mod tests;
 /// Path of the gRPC method.
 const CHECK: &str = "/envoy.service.auth.v3.Authorization/Check";
 
-/// Fields of the request that an HTTP service always gets, besides the request line.
+/// Fields of the request that an HTTP service gets even if `allowed_headers` does not list them.
 const ALWAYS_SENT: [&str; 1] = ["authorization"];
 
 /// Fields of a denial that the client always gets.
 const ALWAYS_FORWARDED: [&str; 2] = ["www-authenticate", "location"];
 
-/// Fields of an HTTP service's response that concern its connection only, or that this proxy sets itself.
+/// Fields that are copied neither to nor from an HTTP service: they concern one connection, or this proxy sets them.
 const CONNECTION_FIELDS: [&str; 7] = [
     "connection",
     "content-length",

@@ -62,7 +62,7 @@ pub(crate) fn host_status(
 /// Waits for the virtual host if it has not been requested before, and finds the route again.
 ///
 /// # Errors
-/// The control plane does not answer, or the client closes the connection.
+/// The control plane has not answered, secrets of the virtual host are missing, or the client closes the connection.
 pub(crate) async fn find_host<'a>(
     scope: &mut RequestScope<'a>,
     exchange: &mut Exchange<'_>,

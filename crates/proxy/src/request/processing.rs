@@ -1,7 +1,7 @@
 //! External processing: a service sees the request and the response, and changes or answers them.
 //!
-//! Nothing is forwarded before the answers to the messages before it. A buffered body is read completely, up to a
-//! limit, before it is sent to the processor. A body in chunks passes a stage: it is sent while it is forwarded.
+//! A part is forwarded only after the processor has answered all earlier messages. A buffered body is read completely,
+//! up to a limit, before it is sent to the processor. A body in chunks passes a stage: it is sent while it is forwarded.
 //! Sources: `envoy.service.ext_proc.v3`, and Envoy's `ext_proc` filter for the effect of answers.
 //!
 //! `apply` applies answers, `data` has metadata and attributes, `observe` serves processors that only observe.
@@ -74,7 +74,7 @@ impl<'a> RequestContext<'a> {
         self.decision.filter_results.begin(filter, setting);
         let result = self.request_steps(&mut processor).await;
         self.decision.response_filters_mut().processors.push(processor);
-        // If the call has ended, its end answers the request.
+        // If the call has ended, the way it ended decides about the request.
         if let Ok(Err(Stopped)) = result
             && self.answer_for_processor().await?
         {
@@ -120,7 +120,7 @@ impl<'a> RequestContext<'a> {
         Ok(FilterOutcome::Continue)
     }
 
-    /// Answers the request as a processor says, or for its failure. Returns false if the request continues.
+    /// Answers the request as a processor says, or because it failed. Returns false if the request continues.
     pub(crate) async fn answer_for_processor(&mut self) -> Result<bool, Error> {
         let Some(filters) = &self.decision.response_filters else { return Ok(false) };
         let mut ends = filters.processors.iter().filter_map(|processor| {
@@ -433,7 +433,7 @@ impl<'a> RequestContext<'a> {
         }
     }
 
-    /// Applies the metadata and the mode of a response, and returns its answer.
+    /// Applies the metadata and the mode in a message of the processor, and returns its answer.
     fn accept(
         &mut self,
         processor: &mut Processor<'a>,
@@ -448,7 +448,7 @@ impl<'a> RequestContext<'a> {
         if let Some(found) = dynamic_metadata {
             self.take_metadata(processor, found, side);
         }
-        // As in Envoy, the mode of a body that is already sent in both directions does not change.
+        // As in Envoy, no mode changes if a body is sent in both directions.
         let may_override = is_headers && processor.config.allow_override && {
             let ProcessingMode { request_body, response_body, .. } = processor.mode;
             ![request_body, response_body].contains(&BodyMode::FullDuplex)
@@ -506,7 +506,7 @@ impl<'a> RequestContext<'a> {
         self.send_local(if may_have_body { body } else { b"" }).await
     }
 
-    /// Returns the state of a processor's work.
+    /// Returns the processor of a filter, with the route's settings.
     fn processor(
         &self,
         filter: &'a Filter,

@@ -46,7 +46,7 @@ pub(crate) struct Processor<'a> {
 /// Reason why the processor's work on a request ends early.
 #[derive(Debug)]
 pub(crate) enum ProcessorFailure {
-    /// The processor has ended the stream without an error. The request continues.
+    /// The processor has ended the stream without an error. The request continues, unless content would be missing.
     Ended,
     /// The call failed.
     Call(CallFailure),
@@ -80,7 +80,7 @@ impl<'a> Processor<'a> {
         self.session.borrow().is_ended()
     }
 
-    /// Ends the processor's work.
+    /// Ends the processor's work after a failure.
     pub(crate) fn fail(&self, failure: ProcessorFailure) -> Stopped {
         self.session.borrow_mut().fail(failure);
         Stopped

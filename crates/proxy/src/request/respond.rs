@@ -61,7 +61,7 @@ impl<'a> RequestContext<'a> {
 
 impl RequestContext<'_> {
     /// Forwards the response, whose head has arrived. `is_sent` says that the whole request has been sent. `scripted`
-    /// is a body that a script has read already.
+    /// is the body, if a script or external processing has read it.
     pub(crate) async fn forward_response(
         &mut self,
         framing: Framing,
@@ -86,7 +86,7 @@ impl RequestContext<'_> {
                 }
                 through
             }
-            // The content that a script has read is sent as it is.
+            // Content that a filter has collected is not compressed.
             (None, Some(_)) if scripted.as_ref().is_some_and(|body| body.is_collected()) => None,
             (None, Some(accepted)) => compress(accepted, framing, self.exchange.response),
         };

@@ -96,10 +96,11 @@ pub(crate) fn requested_upgrade(head: &RequestHead, is_listed: bool) -> Option<B
     (name != "h2c" || head.version == Version::Http2).then(|| name.into())
 }
 
-/// Checks that the route or the connection manager allows an upgrade. As in Envoy this precedes the filters.
+/// Checks that an upgrade is allowed: by the route if it names the protocol, else by the connection manager. A request
+/// without a route passes. As in Envoy this precedes the filters.
 ///
 /// # Errors
-/// Neither of them allows it.
+/// The upgrade is not allowed.
 pub(crate) fn check_upgrade(
     manager: &HttpManager,
     found: &Result<Found<'_>, NoRoute>,

@@ -43,7 +43,7 @@ pub(crate) struct Trace<'a> {
     end: CallSide,
     /// Position in the trace; `None` if the client's trace context cannot be parsed.
     position: Option<TracePosition>,
-    /// Name of the request's span; empty if the request is not sampled.
+    /// Name of the request's span; used only if the request is sampled.
     name: Box<str>,
     /// Name that the response gives to the client's span.
     client_operation: Option<&'a str>,

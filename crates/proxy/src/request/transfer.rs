@@ -1,8 +1,7 @@
 //! Moves the bytes of one attempt: the request to the upstream, then the response to the client.
 //!
-//! Both directions move at the same time, because HTTP allows a response before the request is complete. A
-//! request waits in three functions only: [`Client::wait`], [`Client::request`] and [`Client::respond`]. Each
-//! also watches the client's connection and the deadlines.
+//! Both directions move at the same time, because HTTP allows a response before the request is complete. The methods of
+//! [`Client`] that wait, such as [`Client::request`], also watch the client's connection and the deadlines.
 
 use std::{
     future::{Future, poll_fn},
@@ -339,7 +338,7 @@ impl<'a> Client<'a> {
         is_watched && self.wire.is_closed(cx)
     }
 
-    /// Sends more of the request. Only a failure of the client is an error here.
+    /// Sends more of the request. A failure of the upstream is no error here, because its response may still arrive.
     fn poll_request(&mut self, cx: &mut Context<'_>, upstream: &mut Wire) -> Result<(), Error> {
         if self.complete || self.stalled {
             return Ok(());
@@ -397,7 +396,7 @@ pub(crate) fn send_continue(exchange: &mut Exchange<'_>) {
 /// Waits for `ready`, an answer of an external processor, while the request's body is given to its stage.
 ///
 /// # Errors
-/// The client fails, or a deadline passes.
+/// The client or the stage fails, or a deadline passes.
 pub(crate) async fn fill_stage<T>(
     mut deadlines: Deadlines,
     exchange: &mut Exchange<'_>,

@@ -26,7 +26,7 @@ pub(super) fn to_lua(lua: &Lua, json: &Json) -> mlua::Result<Value> {
     })
 }
 
-/// Returns the table of fields.
+/// Returns the Lua table of a JSON object.
 pub(super) fn to_table(lua: &Lua, fields: &Map<String, Json>) -> mlua::Result<mlua::Table> {
     let table = lua.create_table()?;
     for (key, value) in fields {

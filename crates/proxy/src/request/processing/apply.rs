@@ -123,7 +123,7 @@ impl<'a> RequestContext<'a> {
     }
 }
 
-/// Returns whether an answer replaces the body.
+/// Returns whether an answer about headers replaces the body.
 pub(super) fn replaces(answer: &Answer) -> bool {
     let (Answer::RequestHeaders(HeadersResponse { response })
     | Answer::ResponseHeaders(HeadersResponse { response })) = answer

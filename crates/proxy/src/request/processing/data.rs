@@ -14,7 +14,7 @@ use crate::{
 use skysail_policy::{config::processing::Attributes, record::Context};
 
 impl<'a> RequestContext<'a> {
-    /// Sets metadata and, if `with_attributes`, attributes for the next messages of a side.
+    /// Sets the metadata of the next messages of a side and, if `with_attributes`, the attributes of the next one.
     pub(super) fn set_data(&mut self, processor: &Processor<'a>, side: Side, with_attributes: bool) {
         let attributes = if with_attributes { self.attributes(processor, side) } else { None };
         let metadata = self.metadata_context(processor);
@@ -49,7 +49,7 @@ impl<'a> RequestContext<'a> {
         Metadata { filter_metadata: entries.collect(), ..Metadata::default() }
     }
 
-    /// Stores the metadata of an answer that the processor may set.
+    /// Stores the metadata of an answer, as far as the processor may set them.
     pub(super) fn take_metadata(&mut self, processor: &Processor<'a>, found: Struct, side: Side) {
         let own = processor.by_route.and_then(|by_route| by_route.received.as_ref());
         let names = own.unwrap_or(&processor.config.data.received);

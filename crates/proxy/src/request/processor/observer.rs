@@ -15,9 +15,9 @@ use skysail_http::timer;
 /// State of the task.
 #[derive(Default)]
 pub(super) struct Observer {
-    /// The task.
+    /// Waker of the task.
     pub(super) task: Option<Waker>,
-    /// The request's task, which waits for space.
+    /// Waker of the request's task, which waits for space.
     pub(super) waiting: Option<Waker>,
     /// The request has ended.
     pub(super) is_finished: bool,

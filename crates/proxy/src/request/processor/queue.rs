@@ -70,12 +70,12 @@ pub(super) struct SideQueue {
 }
 
 impl SideQueue {
-    /// Number of content bytes that are held.
+    /// Returns the number of content bytes that are held.
     pub(super) fn held(&self) -> usize {
         self.ready_bytes + self.awaited_bytes
     }
 
-    /// Number of content bytes that wait for the receiver.
+    /// Returns the number of content bytes that wait for the receiver.
     pub(super) fn ready_bytes(&self) -> usize {
         self.ready_bytes
     }
@@ -99,7 +99,7 @@ impl SideQueue {
         self.settle();
     }
 
-    /// Returns whether the next message of the processor must answer one.
+    /// Returns whether an answer is due.
     pub(super) fn is_due(&self) -> bool {
         !self.awaited.is_empty()
     }
@@ -133,11 +133,12 @@ impl SideQueue {
     /// Adds a chunk of a result that does not correspond to the chunks that were sent.
     ///
     /// # Errors
-    /// The processor has got no content yet, or ends the result before it has got the whole body.
+    /// The body is not sent in both directions, the processor has got no content yet or owes the answer about the
+    /// headers, or the result ends before the body or has ended.
     pub(super) fn add_streamed(&mut self, chunk: StreamedBodyResponse) -> Result<(), ProcessorFailure> {
         let awaits_headers = matches!(self.awaited.front(), Some(Awaited::Answer(_)));
         let is_duplex = self.mode == Some(StageMode::Duplex) && self.has_sent;
-        // An end before that of the body would leave a rest that is not read, before the next request.
+        // An end before the end of the body would leave unread content in front of the next request.
         let is_early = chunk.end_of_stream && (!self.is_source_ended || self.is_due());
         if !is_duplex || awaits_headers || self.is_finished || is_early {
             return Err(ProcessorFailure::Spurious);

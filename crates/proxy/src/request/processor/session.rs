@@ -1,8 +1,8 @@
-//! The call of a processor: a state machine without tasks, which the request's task polls.
+//! The call of a processor: a state machine that the request's task polls, or the task of an observing processor.
 //!
-//! The task polls it while it waits for an answer, and while it forwards a body through a stage. Messages of both sides
-//! share the call. Answers of a side arrive in the order of its messages. The call holds a bounded number of bytes: a
-//! stage closes above [`MAX_HELD`], and nothing is read from the processor above [`MAX_READY`].
+//! The request's task polls it while it waits for an answer, and while it forwards a body through a stage. Messages of
+//! both sides share the call. Answers of a side arrive in the order of its messages. The call holds a bounded number of
+//! bytes: a stage closes above [`MAX_HELD`], and nothing is read from the processor above [`MAX_READY`].
 
 mod answers;
 
@@ -63,7 +63,7 @@ const EXT_PROC: &str = "envoy.filters.http.ext_proc";
 /// Maximum size of an answer in bytes: a body of maximum size, and as many bytes of headers.
 const MAX_ANSWER: usize = 2 << 20;
 
-/// Number of content bytes of a side above which a stage takes no more.
+/// Number of bytes from which on a stage takes no more: held content of its side, and messages that are not sent yet.
 const MAX_HELD: usize = 256 << 10;
 
 /// Number of content bytes for a receiver above which no answers are read.
@@ -162,7 +162,7 @@ impl ProcessorSession {
         self.end.is_some()
     }
 
-    /// Returns how the call has ended, if that is not known yet.
+    /// Returns how the call has ended; `None` if it has not. Later calls return [`CallEnd::Continue`].
     pub(crate) fn take_end(&mut self) -> Option<CallEnd> {
         self.end.as_mut().map(|end| std::mem::replace(end, CallEnd::Continue))
     }
@@ -244,7 +244,7 @@ impl ProcessorSession {
         let queue = &self.sides[side as usize];
         let may_send = match (&self.end, queue.mode) {
             (Some(_), _) => true,
-            // Before the call is open, its failure can still let the body pass.
+            // Until the call is open, no content is sent, so the body can be forwarded unchanged after a failure.
             (None, Some(StageMode::Duplex)) => matches!(self.call, CallState::Open(_)),
             (None, _) => true,
         };
@@ -442,7 +442,7 @@ impl ProcessorSession {
         if self.end.is_some() {
             return Ok(());
         }
-        // A receiver that does not read is no failure of the processor. Its time begins anew after the pause.
+        // The processor is not responsible for a slow receiver, so its time begins again after the pause.
         if is_paused || self.is_paused {
             let deadline = Instant::now() + self.config.timeout;
             let deadlines = self.sides.iter_mut().filter_map(|side| side.deadline.as_mut());
@@ -456,7 +456,7 @@ impl ProcessorSession {
         }
     }
 
-    /// Sends messages as far as the processor's window allows. Returns why none can be sent any more.
+    /// Sends messages as far as the processor's window allows. Returns the error after which none can be sent.
     fn poll_frames(&mut self, cx: &mut Context<'_>) -> Option<Error> {
         let CallState::Open(call) = &mut self.call else { return None };
         while let Some(frame) = self.frames.front() {

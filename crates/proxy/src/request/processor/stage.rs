@@ -25,7 +25,7 @@ impl SessionStage {
         Self { session, side }
     }
 
-    /// Passes a body through the processor that is in memory. The result has at most `max` bytes.
+    /// Passes a body that is in memory through the processor. The result has at most `max` bytes.
     ///
     /// # Errors
     /// The call has ended the exchange.
@@ -35,7 +35,7 @@ impl SessionStage {
         trailers: Option<Headers>,
         max: usize,
     ) -> Result<(Vec<u8>, Option<Headers>), Stopped> {
-        // A stage for both directions may wait for its call.
+        // A stage for both directions takes the body only once the call is open.
         let mut source = Some(BodyPart { data: content.into(), end: true, trailers });
         let mut result = Vec::new();
         loop {

@@ -47,7 +47,7 @@ pub(super) fn response(worker: &Worker, manager: &HttpManager, refusal: Malforme
     response
 }
 
-/// Returns the content of the response in HTTP/1.1. As in Envoy, a well-formed head that is refused gets no content.
+/// Returns the content of the response in HTTP/1.1. As in Envoy, it is empty for other reasons, such as a missing host.
 pub(super) fn content(refusal: Malformed) -> &'static str {
     match refusal.reason {
         HEADER_TIMEOUT => "request header timeout",

@@ -26,7 +26,7 @@ const MAX_METADATA: usize = 64 << 10;
 const METADATA_TOO_LARGE: ProcessorFailure = ProcessorFailure::Invalid("metadata_too_large");
 
 impl ProcessorSession {
-    /// Processes an answer. Returns its side.
+    /// Processes an answer. Returns its side; `None` for an immediate response or an extension of the deadline.
     pub(super) fn receive(
         &mut self,
         mut response: ProcessingResponse,
