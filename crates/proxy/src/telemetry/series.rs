@@ -219,7 +219,7 @@ impl Series for TcpSeries {
 pub(super) trait Series: Default {
     /// Metrics without a series of these labels.
     fn hidden(&mut self) -> &mut u8;
-    /// Returns a number that changes with every update. While connections are open it never equals itself.
+    /// Returns a number that changes with every update.
     fn counted(&self) -> u64;
 }
 
@@ -321,10 +321,10 @@ pub(super) fn labels(
     text.finish()
 }
 
-/// Removes the label of this name, or sets its value.
+/// Name of a label and its new value; `None` removes the label.
 pub(super) type LabelChange<'a> = (&'a str, Option<String>);
 
-/// A status that gRPC does not define becomes UNKNOWN (2), so that a server cannot create any number of series.
+/// Replaces a status that gRPC does not define with UNKNOWN (2), so that a server cannot create any number of series.
 pub(super) fn grpc_status(status: u32) -> u32 {
     if status > 16 { 2 } else { status }
 }
@@ -388,12 +388,12 @@ impl<'a> Ends<'a> {
 struct Labels<'a> {
     text: String,
     changes: &'a [LabelChange<'a>],
-    /// Changes that have been applied.
+    /// Names of the labels whose changes have been applied.
     made: Vec<&'a str>,
 }
 
 impl Labels<'_> {
-    /// A missing value is `unknown`.
+    /// Adds a label. An empty value becomes `unknown`.
     fn add(&mut self, name: &str, value: &str) {
         self.add_as_is(name, or(value, "unknown"));
     }

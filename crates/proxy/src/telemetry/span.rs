@@ -76,7 +76,8 @@ impl<'a> Tags<'a> {
     }
 }
 
-/// `UNKNOWN`, `DEADLINE_EXCEEDED`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS`.
+/// Returns whether a gRPC status is `UNKNOWN`, `DEADLINE_EXCEEDED`, `UNIMPLEMENTED`, `INTERNAL`, `UNAVAILABLE` or
+/// `DATA_LOSS`.
 fn is_server_error(grpc: u32) -> bool {
     matches!(grpc, 2 | 4 | 12..=15)
 }
@@ -181,7 +182,7 @@ impl Span<'_> {
     }
 }
 
-/// Unknown methods have a common value.
+/// Returns the value of a tag for OTLP. All unknown methods have one value.
 fn otlp_value<'a>(name: &str, value: &'a str) -> &'a str {
     const METHODS: [&str; 9] =
         ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];

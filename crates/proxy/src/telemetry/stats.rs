@@ -58,7 +58,7 @@ macro_rules! set {
     ($(#[$about:meta])* $name:ident { $($field:ident: $type:ident $metric:literal,)* }) => {
         $(#[$about])*
         #[derive(Debug, Default)]
-        #[expect(missing_docs, reason = "each is the metric it is shown as")]
+        #[expect(missing_docs, reason = "each field is described by its metric")]
         pub struct $name { $(pub $field: Counter,)* }
 
         impl $name {

@@ -108,7 +108,7 @@ pub(super) fn filter(proto: &AccessLogFilter, strict: bool) -> Result<LogFilter>
         Of::DurationFilter(of) => {
             LogFilter::Duration(comparison(of.comparison.as_ref()).at("duration_filter")?)
         }
-        // Health check requests are never identified.
+        // Health check requests are not identified, so every request passes.
         Of::NotHealthCheckFilter(_) => LogFilter::Share(1_000_000),
         Of::RuntimeFilter(of) => LogFilter::Share(of.percent_sampled.as_ref().map_or(0, text::millionths)),
         Of::AndFilter(of) => LogFilter::All(filters(&of.filters).at("and_filter")?),
@@ -219,13 +219,14 @@ fn log_format(proto: &SubstitutionFormatString) -> Result<LogFormat> {
     }
 }
 
-/// Translates a text format. JSON has `null` for an operator without a value, and `-` within longer texts.
+/// Translates a text format. An operator without a value becomes `-`, or nothing if `omits_empty`.
 fn text_format(text: &str, omits_empty: bool) -> Result<LogFormat> {
     let empty: &[u8] = if omits_empty { b"" } else { b"-" };
     Ok(LogFormat::Text(text::format(text)?, empty))
 }
 
-/// Translates a JSON format. Fields are in the order of their names, as Envoy writes them.
+/// Translates a JSON format. Fields are in the order of their names, as Envoy writes them. An operator without a value
+/// becomes `null`, or `-` within a longer text.
 fn json(fields: &Struct) -> Result<LogFormat> {
     let mut parts = Vec::new();
     for (name, value) in &fields.fields {

@@ -102,7 +102,8 @@ fn maglev(size: u64) -> Result<Balancer> {
     }
 }
 
-/// Panic threshold in percent of available endpoints, 50 by default: below it, traffic goes to all endpoints.
+/// Returns the panic threshold in percent of available endpoints, 50 by default: below it, traffic goes to all
+/// endpoints.
 pub(super) fn panic_threshold(proto: &Proto) -> Result<u32> {
     let config = proto.common_lb_config.as_ref();
     let threshold =

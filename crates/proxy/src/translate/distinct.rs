@@ -1,14 +1,14 @@
-//! Refuses filter chains of which Envoy could not say which one a connection gets.
+//! Refuses filter chains with equal criteria, as Envoy does: the choice between them would be ambiguous.
 
 use std::collections::HashMap;
 
 use super::{At as _, Reject, Result, fingerprint};
 use skysail_policy::config::listener::ChainMatch;
 
-/// Maximum number of combinations of criteria of a filter chain that are compared. Real filter chains have a few.
+/// Maximum number of combinations of criteria in a filter chain that is compared. Real filter chains have a few.
 const MAX_COMBINATIONS: usize = 10_000;
 
-/// Checks that no two filter chains match the same connections by equal criteria, and that names are complete.
+/// Checks that no two filter chains have a combination of criteria in common, and that server names are valid.
 pub(super) fn check<'a>(chains: impl Iterator<Item = &'a ChainMatch>) -> Result<()> {
     let mut seen = HashMap::new();
     for (index, chain) in chains.enumerate() {
@@ -32,7 +32,7 @@ pub(super) fn check<'a>(chains: impl Iterator<Item = &'a ChainMatch>) -> Result<
     Ok(())
 }
 
-/// Only a whole first label may be a wildcard.
+/// Checks that a wildcard in a server name is the whole first label.
 fn server_names(chain: &ChainMatch) -> Result<()> {
     for (index, name) in chain.server_names.iter().enumerate() {
         let rest = name.strip_prefix("*.").unwrap_or(name);

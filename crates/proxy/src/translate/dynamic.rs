@@ -36,7 +36,7 @@ pub(super) fn cluster(proto: &CustomClusterType) -> Result<HostCacheConfig> {
     }
 }
 
-/// Returns whether certificates need not be for the requested host.
+/// Returns whether a certificate may be for another host than the requested one.
 pub(super) fn allows_insecure(proto: &Proto) -> Result<bool> {
     match &proto.cluster_discovery_type {
         Some(ClusterDiscoveryType::ClusterType(kind)) => Ok(config(kind)?.allow_insecure_cluster_options),

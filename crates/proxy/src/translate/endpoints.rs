@@ -120,7 +120,7 @@ pub(super) fn ip_and_port(address: Option<&Address>) -> Result<SocketAddr> {
     Ok(SocketAddr::new(ip, port))
 }
 
-/// Path length that fits an address of the operating system, with the terminating zero.
+/// Maximum path length in bytes: the operating system's address has room for it and a terminating zero.
 const MAX_PATH: usize = 107;
 
 /// Returns the path of a Unix domain socket; `None` for any other address.

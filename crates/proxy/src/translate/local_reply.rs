@@ -11,7 +11,7 @@ use skysail_xds::envoy::pb::envoy::{
 use super::{At as _, Reject, Result, access_log, number, route, route_filters::status_code};
 use skysail_policy::config::http::LocalReply;
 
-/// Translates the changes of local replies. Formats of bodies other than the body itself are refused.
+/// Translates the changes of local replies. Body formats other than `%LOCAL_REPLY_BODY%` are refused.
 pub(super) fn translate(proto: Option<&LocalReplyConfig>, strict: bool) -> Result<Vec<LocalReply>> {
     let Some(proto) = proto else { return Ok(Vec::new()) };
     if proto.body_format.is_some() {
@@ -46,7 +46,7 @@ fn local_reply(proto: &ResponseMapper, strict: bool) -> Result<LocalReply> {
     })
 }
 
-/// Returns whether a format is that of the body alone.
+/// Returns whether a format consists of the body alone.
 fn is_body(format: &SubstitutionFormatString) -> bool {
     const BODY: &str = "%LOCAL_REPLY_BODY%";
     match &format.format {

@@ -1,4 +1,4 @@
-//! Translates `typed_per_filter_config`: route overrides of fault injection, CORS and policies.
+//! Translates `typed_per_filter_config`: overrides of filter settings for tables, virtual hosts and routes.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -30,7 +30,8 @@ use skysail_policy::config::route::{Abort, Cors, Fault, Setting};
 pub(super) struct PerFilter(pub(super) Vec<(Box<str>, Setting)>);
 
 impl PerFilter {
-    /// Returns the overrides of `self`, replaced where `configs` has more specific ones.
+    /// Returns the overrides of `self`, replaced where `configs` has more specific ones. Header mutations are added
+    /// instead, and settings of external processing are merged.
     pub(super) fn with(&self, configs: &HashMap<String, Any>) -> Result<Self> {
         let mut settings = self.clone();
         for (name, any) in configs {

@@ -14,7 +14,7 @@ use skysail_policy::{
     expression::Expression,
 };
 
-/// Minimum interval at which the bytes of open connections are counted. Each time costs CPU for each connection.
+/// Minimum interval at which the bytes of open connections are counted. Each count costs CPU for each connection.
 const MIN_TCP_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Translates Istio's filter, the same for requests and connections.
@@ -39,7 +39,7 @@ pub(super) fn translate(proto: &StatsConfig, strict: bool) -> Result<Arc<Stats>>
     let expiry = time(proto.rotation_interval.as_ref(), "rotation_interval")?
         + time(proto.graceful_deletion_interval.as_ref(), "graceful_deletion_interval")?;
     let interval = time(proto.tcp_reporting_duration.as_ref(), "tcp_reporting_duration")?;
-    // Without rotation the expiry interval is meaningless.
+    // Without a rotation interval, Istio's filter deletes no series.
     let rotates = proto.rotation_interval.is_some() && !expiry.is_zero();
     Ok(Arc::new(Stats {
         http: changes(proto, &HTTP, &compiled),
@@ -49,7 +49,7 @@ pub(super) fn translate(proto: &StatsConfig, strict: bool) -> Result<Arc<Stats>>
     }))
 }
 
-/// Returns the changes for each metric.
+/// Returns the changes, each for all metrics with the same labels; empty if no metric is changed.
 fn changes(
     proto: &StatsConfig,
     metrics: &[&str],

@@ -47,8 +47,8 @@ pub(super) fn path(proto: &PathMatcher) -> Result<TextMatch> {
     }
 }
 
-/// Compiles a regular expression that must match the whole text. RE2 and the `regex` crate differ only in `\C`
-/// and `\Q…\E`. As in RE2 by default, classes such as `\d` are ASCII.
+/// Compiles a regular expression that must match the whole text. The `regex` crate differs from RE2 in rare syntax,
+/// such as `\C`, `\Q…\E`, `\pN` and brackets within classes. As in RE2 by default, classes such as `\d` are ASCII.
 pub(super) fn anchored(pattern: &str) -> Result<Regex> {
     regex(pattern, &format!("^(?:{pattern})$"))
 }

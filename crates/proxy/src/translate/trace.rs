@@ -52,7 +52,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const INTERVAL: Duration = Duration::from_secs(1);
 const SIZE: usize = 16 * 1024;
 
-/// Translates a connection manager's tracing; `None` without a collector.
+/// Translates a connection manager's tracing; `None` without a usable collector.
 pub(super) fn translate(proto: &Proto, strict: bool) -> Result<Option<Tracing>> {
     let Some(provider) = &proto.provider else { return Ok(None) };
     let Some(provider) = self::provider(provider, strict).at("provider")? else { return Ok(None) };

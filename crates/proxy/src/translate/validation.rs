@@ -37,7 +37,7 @@ pub(super) fn peer_check(translator: Translator<'_>, common: &CommonTlsContext) 
                     ))),
                 };
             }
-            // Its revocation list, which may be a file, is one of the rules.
+            // `rules` translates the revocation list, because its file may be watched.
             let roots = Live::new(roots(context).map_err(in_context)?);
             rules(translator, roots, context).map_err(in_context)?
         }

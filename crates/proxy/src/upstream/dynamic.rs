@@ -1,7 +1,7 @@
 //! Dynamic forward proxy: the host of each request or the SNI of each connection is resolved by DNS.
 //!
-//! As in Envoy, clusters and filters that name the same cache share it, across workers. A cache is bounded: a host that
-//! nobody requests is dropped after `host_ttl`, and a full cache refuses further hosts. Source:
+//! As in Envoy, clusters and filters that name the same cache share it, across workers. A cache is bounded: when it is
+//! full, it drops hosts without a request for `host_ttl`, and refuses further hosts if it is still full. Source:
 //! `envoy.extensions.common.dynamic_forward_proxy.v3.DnsCacheConfig`.
 
 use std::{
@@ -25,9 +25,9 @@ use skysail_policy::{
 
 /// Maximum length of a host name (RFC 1035, section 2.3.4).
 const MAX_NAME: usize = 253;
-/// Time for which old addresses stay in use after a lookup has failed.
+/// Time until the next lookup after a failed one. The previous addresses stay in use.
 const FAILED_REFRESH: Duration = Duration::from_secs(5);
-/// Lookups at the same time. Each occupies a thread.
+/// Limits concurrent lookups, because each occupies a thread.
 static LOOKUPS: Semaphore = Semaphore::const_new(32);
 
 /// Addresses of the hosts that requests have named.
@@ -72,7 +72,7 @@ impl HostCache {
     /// Returns the addresses of a host, which may contain a port.
     ///
     /// # Errors
-    /// The host has no address, or the cache is full.
+    /// The host is not valid or has no address, the cache is full, or too many requests wait for lookups.
     pub(crate) async fn resolve(&self, authority: &str, port: u16) -> Result<Arc<[SocketAddr]>, Error> {
         let host = route::without_port(authority);
         let port = match authority[host.len()..].strip_prefix(':') {
@@ -104,7 +104,7 @@ impl HostCache {
         result
     }
 
-    /// Returns the entry of a host, which is new if necessary.
+    /// Returns the entry of a host, and creates it if necessary.
     fn host(&self, key: &str) -> Result<Arc<CachedHost>, Error> {
         let now = Instant::now();
         let mut hosts = lock(&self.hosts);
@@ -187,7 +187,7 @@ fn failed(cause: &str) -> Error {
     Error::caused(Kind::DnsFailed, cause)
 }
 
-/// The data stay consistent if a holder panics.
+/// Locks a mutex whose data stay consistent if a holder panics.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

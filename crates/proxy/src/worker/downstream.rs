@@ -240,7 +240,7 @@ impl Origin {
         Ok(renewed)
     }
 
-    /// Counts and logs a connection that is closed because it is no longer admitted, if it is.
+    /// Counts and logs a connection that is closed, if the reason is that it is no longer admitted.
     pub(crate) fn note_revoked(&self, worker: &Worker) {
         if let Some(refusal) = self.admission.refusal() {
             self.note_refusal(worker, refusal);

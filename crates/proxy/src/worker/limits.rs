@@ -8,7 +8,8 @@ use std::{
 
 use skysail_policy::{config::limit::RateLimit, state::rate_limit::Buckets};
 
-/// Maximum number of limits for which a connection keeps buckets. Routes with limits of their own need one each.
+/// Maximum number of limits for which a connection keeps buckets; the oldest are dropped. Routes with limits of their
+/// own need one each.
 const MAX_LIMITS: usize = 64;
 
 type Known = RefCell<Vec<(Arc<RateLimit>, Arc<Buckets>)>>;

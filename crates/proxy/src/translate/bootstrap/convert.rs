@@ -51,8 +51,8 @@ pub(crate) fn child(conversion: Conversion) -> anyhow::Result<()> {
 
 /// Converts in a child process.
 pub(crate) fn convert_in_child(conversion: Conversion, input: Vec<u8>) -> anyhow::Result<Vec<u8>> {
-    // The executable may have been replaced since. An emulator that runs this program does not provide
-    // `/proc/self/exe`.
+    // The path comes first, because an emulator that runs this program does not provide `/proc/self/exe`. The path no
+    // longer exists if the executable has been replaced.
     let own = std::env::current_exe().ok().filter(|file| file.exists());
     let mut command = Command::new(own.unwrap_or_else(|| "/proc/self/exe".into()));
     let mut own = std::env::args_os();
@@ -193,7 +193,7 @@ fn name_unknown(pool: &DescriptorPool, message: &mut DynamicMessage) -> anyhow::
     Ok(message.transcode_from(&packed)?)
 }
 
-/// Redacts every private key and password.
+/// Redacts private keys, passwords, session ticket keys and generic secrets.
 fn redact(value: &mut Value) {
     match value {
         Value::Object(fields) => {

@@ -33,7 +33,7 @@ pub(super) fn limits(runtime: &LayeredRuntime) -> anyhow::Result<Limits> {
     Ok(limits)
 }
 
-/// Envoy's key.
+/// Envoy's key of the limit on premature resets.
 const RESETS: &str = "overload.premature_reset_total_stream_count";
 
 /// Sets one limit.
@@ -87,7 +87,7 @@ pub(crate) fn entries(values: &Struct) -> impl Iterator<Item = (String, String)>
     })
 }
 
-/// Returns a number, which may be written as a string.
+/// Returns the text of a number, which may be a string.
 fn text(value: &Value) -> anyhow::Result<String> {
     match &value.kind {
         Some(Kind::NumberValue(number)) => Ok(number.to_string()),

@@ -94,7 +94,7 @@ impl<'a> FilterResults<'a> {
         }
     }
 
-    /// Records the dynamic metadata that the filter sets.
+    /// Records the dynamic metadata of the current filter, in place of metadata recorded before.
     pub(crate) fn add_metadata(&mut self, found: &Map<String, Value>) {
         if let Some(result) = self.filters.last_mut().filter(|_| !found.is_empty()) {
             result.found.clone_from(found);
