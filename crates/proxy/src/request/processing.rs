@@ -1,7 +1,8 @@
 //! External processing: a service sees the request and the response, and changes or answers them.
 //!
 //! A part is forwarded only after the processor has answered all earlier messages. A buffered body is read completely,
-//! up to a limit, before it is sent to the processor. A body in chunks passes a stage: it is sent while it is forwarded.
+//! up to a limit, before it is sent to the processor. A body in chunks passes a stage, which sends it to the processor
+//! while it is forwarded.
 //! Sources: `envoy.service.ext_proc.v3`, and Envoy's `ext_proc` filter for the effect of answers.
 //!
 //! `apply` applies answers, `data` has metadata and attributes, `observe` serves processors that only observe.

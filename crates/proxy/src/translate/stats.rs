@@ -39,7 +39,7 @@ pub(super) fn translate(proto: &StatsConfig, strict: bool) -> Result<Arc<Stats>>
     let expiry = time(proto.rotation_interval.as_ref(), "rotation_interval")?
         + time(proto.graceful_deletion_interval.as_ref(), "graceful_deletion_interval")?;
     let interval = time(proto.tcp_reporting_duration.as_ref(), "tcp_reporting_duration")?;
-    // Without a rotation interval, Istio's filter deletes no series.
+    // Without a rotation interval, Istio's filter deletes no series; here the default applies.
     let rotates = proto.rotation_interval.is_some() && !expiry.is_zero();
     Ok(Arc::new(Stats {
         http: changes(proto, &HTTP, &compiled),
