@@ -155,13 +155,13 @@ mod tests {
             step: "issue".into(),
             since: 940,
             until: Some(1000 + 3 * 24 * 3600),
-            waits_for: "the last certificate of the former root to end".into(),
+            waits_for: "the last certificate of the former root to expire".into(),
             problem: None,
             not_after: 0,
             roots: vec![root("CN=new", true, true), root("CN=old", false, true)],
         };
         let text = status.text(SystemTime::UNIX_EPOCH + Duration::from_secs(1000));
-        let first = "self-signed, issue for 60s, waits for the last certificate of the former root to end, 3d from now\n";
+        let first = "self-signed, issue for 60s, waits for the last certificate of the former root to expire, 3d from now\n";
         assert!(text.starts_with(first), "{text}");
         assert!(text.contains("CN=old") && text.contains("90m"), "{text}");
     }

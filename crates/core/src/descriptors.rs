@@ -40,7 +40,7 @@ pub fn raise() -> u64 {
         if limit < LOW_LIMIT {
             warn!(
                 limit,
-                "the hard limit of open files is low, and each connection needs one: raise it with ulimit -Hn, LimitNOFILE= or \
+                "the hard limit of open files is low, and each connection needs a file: raise it with ulimit -Hn, LimitNOFILE= or \
                  the container runtime's nofile"
             );
         } else {

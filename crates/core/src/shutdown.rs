@@ -17,7 +17,7 @@ pub struct Trigger {
     guard: Option<mpsc::Sender<()>>,
 }
 
-/// Receiver side, by which a task learns that the process drains. Cheap to clone.
+/// Receiver side: tells a task when the drain begins. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Shutdown {
     draining: watch::Receiver<bool>,
@@ -62,7 +62,8 @@ impl Shutdown {
         let _ = self.draining.wait_for(|draining| *draining).await;
     }
 
-    /// Returns a guard that delays the exit until it is dropped.
+    /// Returns a guard that delays the exit until it is dropped. It has no effect if all other guards were dropped
+    /// after the drain had begun.
     pub fn guard(&self) -> Guard {
         Guard { _held: self.guard.upgrade() }
     }

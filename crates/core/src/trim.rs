@@ -10,8 +10,8 @@ use std::{ffi::c_void, fs, num::NonZero, ptr::NonNull};
 
 use nix::sys::mman::{MmapAdvise, madvise};
 
-/// Releases all pages of the executable's code and constants. Pages still in use come back one by one from the page
-/// cache.
+/// Releases all pages of the executable's code, and of the constants at the beginning of its file. A page that is used
+/// again comes from the page cache.
 pub fn startup_code() {
     let (Ok(maps), Ok(program)) = (fs::read_to_string("/proc/self/maps"), fs::read_link("/proc/self/exe"))
     else {
@@ -29,7 +29,8 @@ pub fn startup_code() {
     }
 }
 
-/// Returns freed memory to the system. By default the C library keeps what a burst of connections needed.
+/// Returns freed memory to the system. By default glibc keeps what a burst of connections needed. Does nothing with
+/// other C libraries.
 pub fn heap() {
     // SAFETY: `malloc_trim` touches free memory only, under the allocator's own locks, and may be called at any time.
     #[cfg(all(target_os = "linux", target_env = "gnu"))]

@@ -60,7 +60,8 @@ impl Coding {
     }
 }
 
-/// Base-2 logarithm of zstd's window in bytes. It bounds the memory of a response; the level's own may be 128 MiB.
+/// Base-2 logarithm of zstd's window in bytes. It bounds the memory of a response; the window of a high level has
+/// up to 128 MiB.
 const ZSTD_WINDOW: u32 = 18;
 
 /// Media types to compress if the configuration names none, as in Envoy.
@@ -78,8 +79,8 @@ pub const CONTENT_TYPES: [&str; 10] = [
 ];
 
 /// Returns the compressor that `accept-encoding` prefers: the coding with the highest quality, and of several the first
-/// in the field. `None` if the client prefers the identity coding or accepts none of them. The compressors are in the
-/// order of the configuration.
+/// in the field. `None` if the client prefers the identity coding or accepts no coding of a compressor. The compressors
+/// are in the order of the configuration.
 pub fn choose<'a>(accept: &[u8], compressors: &[&'a Compressor]) -> Option<&'a Compressor> {
     let mut choice: (&[u8], f32) = (b"identity", 0.0);
     let pairs = || tokens(accept).filter_map(quality);
@@ -109,9 +110,9 @@ fn quality(coding: &[u8]) -> Option<(&[u8], f32)> {
 }
 
 impl Compressor {
-    /// Prepares the head of a compressed response, and returns the compressor. Returns `None` if the content is not to
-    /// be compressed. If only the client's acceptance is missing, `vary` is set for caches. `length` is the length of
-    /// the content, if known.
+    /// Prepares the head of a response and returns the encoder of its content; `None` if the content is not to be
+    /// compressed. Sets `vary` for caches even if the only reason is that the client does not accept the coding.
+    /// `length` is the length of the content, if known.
     pub fn begin(&self, head: &mut ResponseHead, length: Option<u64>, accepted: bool) -> Option<Encoding> {
         let media_type = head.header("content-type").unwrap_or_default();
         let media_type = media_type.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();

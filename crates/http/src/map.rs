@@ -4,5 +4,5 @@ use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
 
-/// A map with a fast hash function that is seeded per process.
+/// A map with a fast hash function and a random seed.
 pub type Map<K, V> = HashMap<K, V, RandomState>;

@@ -20,7 +20,7 @@ pub enum ProxyVersion {
 pub struct Addresses {
     /// Address of the client.
     pub source: SocketAddr,
-    /// Address that the client dialled.
+    /// Address to which the client connected.
     pub destination: SocketAddr,
 }
 
@@ -34,7 +34,7 @@ pub enum ParsedHeader {
     /// An invalid header.
     Invalid,
     /// A header with its version, its length in bytes and the addresses. There are none if the proxy opened the
-    /// connection for itself (`LOCAL`), or does not know them.
+    /// connection for itself (`LOCAL`), or if it names no IP addresses.
     Complete(ProxyVersion, usize, Option<Addresses>),
 }
 
@@ -44,7 +44,7 @@ const SIGNATURE_V2: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 const MAX_V1: usize = 107;
 /// Length of the fixed part of a version 2 header.
 const FIXED_V2: usize = 16;
-/// Maximum length of a header.
+/// Maximum length of a header in bytes.
 pub const MAX: usize = FIXED_V2 + u16::MAX as usize;
 
 /// Parses the first bytes of a connection.
@@ -118,7 +118,7 @@ fn binary(bytes: &[u8]) -> ParsedHeader {
             Some(ends) => Some(ends),
             None => return ParsedHeader::Invalid,
         },
-        // Datagrams are not transported over TCP.
+        // Datagrams are not transported over TCP. The other values are not assigned.
         _ => return ParsedHeader::Invalid,
     };
     ParsedHeader::Complete(ProxyVersion::V2, total, ends)

@@ -14,8 +14,8 @@ use nix::{
     unistd::pipe2,
 };
 
-/// Requested capacity of a pipe in bytes. The default of 64 KiB brings no gain; the system may grant less than
-/// requested.
+/// Requested capacity of a pipe in bytes. With the default of 64 KiB, splicing brings no gain. It is used if the system
+/// refuses the request.
 const CAPACITY: usize = 512 * 1024;
 /// Maximum number of empty pipes that a worker keeps.
 const KEPT: usize = 16;
@@ -35,7 +35,7 @@ pub struct Pipe {
 }
 
 impl Pipe {
-    /// Lends a pipe; returns `None` at the limit, or if the system has none.
+    /// Lends a pipe; returns `None` at the limit, or if the system cannot create one.
     pub fn lend() -> Option<Self> {
         if IN_USE.get() >= LENT {
             return None;
@@ -45,7 +45,7 @@ impl Pipe {
             Some(ends) => ends,
             None => {
                 let ends = pipe2(OFlag::O_NONBLOCK | OFlag::O_CLOEXEC).ok()?;
-                // The default capacity also works.
+                // On failure the pipe keeps its default capacity.
                 let _ = fcntl(&ends.1, FcntlArg::F_SETPIPE_SZ(i32::try_from(CAPACITY).unwrap_or(i32::MAX)));
                 ends
             }

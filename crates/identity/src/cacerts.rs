@@ -28,7 +28,8 @@ pub struct Files {
 }
 
 impl Files {
-    /// Returns whether the directory contains any file of a plugged-in authority.
+    /// Returns whether the directory contains any file of a plugged-in authority. `root-cert.pem` does not count: a
+    /// self-signed authority writes it too.
     pub fn are_in(folder: &Path) -> bool {
         ["ca-cert.pem", "ca-key.pem", "cert-chain.pem"].iter().any(|name| folder.join(name).exists())
     }
@@ -105,7 +106,7 @@ pub(crate) fn check(
     };
     let signers = read("ca-cert.pem", certificate)?;
     let [signer] = &signers[..] else {
-        let wrong = "it holds several certificates; leave the one that signs and put those above it into cert-chain.pem";
+        let wrong = "it contains several certificates; keep the one that signs and move those above it to cert-chain.pem";
         return Err(problem("ca-cert.pem", wrong));
     };
     let above = if chain.trim().is_empty() { Vec::new() } else { read("cert-chain.pem", chain)? };

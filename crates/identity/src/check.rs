@@ -82,7 +82,8 @@ impl PeerCheck {
         self.required || self.roots.get().is_some_and(|roots| roots.are_of_domains())
     }
 
-    /// Verifies a chain, the peer's own certificate first, like a handshake at time `now`.
+    /// Verifies a chain, the peer's own certificate first, like a handshake at time `now`. Does not check the host
+    /// name.
     ///
     /// # Errors
     /// The peer is not accepted, or trusted roots are missing.
@@ -93,8 +94,8 @@ impl PeerCheck {
         self.check(leaf, intermediates, role, unix(now), &provider::provider()).map(drop)
     }
 
-    /// Verifies an accepted peer again with the current roots and revocation lists. An expired certificate is
-    /// not an error. `server` is the name of a server.
+    /// Verifies an accepted peer again with the current roots and revocation lists. If its own certificate has
+    /// expired, that is not an error. `server` is the requested host name; `None` if the peer is a client.
     ///
     /// # Errors
     /// The peer is no longer accepted.
@@ -188,7 +189,7 @@ impl PeerCheck {
     }
 }
 
-/// Every supported key exchange needs a key that may sign (RFC 8446, section 4.4.2.2).
+/// Checks that the key may sign, as every supported key exchange requires (RFC 8446, section 4.4.2.2).
 fn check_key_usage(certificate: &X509Certificate<'_>) -> Result<(), TlsError> {
     match certificate.key_usage() {
         Ok(None) => Ok(()),
@@ -241,7 +242,7 @@ impl fmt::Debug for Pin {
     }
 }
 
-/// Returns the hash, computed by the library that TLS uses.
+/// Returns the SHA-256 hash, computed by the library that TLS uses.
 fn sha256(bytes: &[u8]) -> Option<[u8; 32]> {
     let suite = aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256.tls13()?;
     suite.common.hash_provider.hash(bytes).as_ref().try_into().ok()

@@ -1,8 +1,8 @@
 //! Certificate signing requests (PKCS #10, RFC 2986): parsing, and the reasons for refusing one.
 //!
 //! A request proves only that its sender holds the key. The authenticated caller determines the name in the
-//! certificate. A request may therefore contain no name or the caller's. Any other name is refused rather than
-//! replaced, because it is an error or an attack.
+//! certificate. A request may therefore contain no subject alternative name or the caller's. Any other is
+//! refused rather than replaced, because it is an error or an attack. The subject is ignored.
 
 use rcgen::{
     PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ECDSA_P521_SHA512, PKCS_ED25519, PKCS_RSA_SHA256,
@@ -52,7 +52,7 @@ pub enum Refusal {
     /// The key type is not supported.
     #[error("its key ({0}) is not ECDSA P-256, P-384 or P-521, RSA of {min} to {max} bits, or Ed25519", min = RSA_BITS.start(), max = RSA_BITS.end())]
     KeyKind(String),
-    /// The signature uses MD5 or SHA-1.
+    /// The signature uses MD2, MD5 or SHA-1.
     #[error("its signature is made with {0}, which can be forged; use SHA-256 or better")]
     WeakSignature(&'static str),
     /// The signature algorithm is unknown or does not match the key.
@@ -75,7 +75,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// All reasons, in the order of the checks.
+    /// All reasons, in the order of the variants.
     pub const REASONS: [&'static str; 12] = [
         "too_long",
         "not_pem",
@@ -258,7 +258,8 @@ pub(crate) fn check_key(key: &SubjectPublicKeyInfo<'_>) -> Result<&'static Signa
         let bits = modulus.len() * 8 - zeros;
         if !RSA_BITS.contains(&bits) {
             let (min, max) = (RSA_BITS.start(), RSA_BITS.end());
-            return Err(Refusal::KeySize(format!("its RSA key has {bits} bits; {min} to {max} are taken")));
+            let problem = format!("its RSA key has {bits} bits; {min} to {max} are accepted");
+            return Err(Refusal::KeySize(problem));
         }
     }
     Ok(algorithm)

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::Error;
 
-/// A JSON Web Key Set; keys of unknown types are ignored.
+/// A JSON Web Key Set.
 #[derive(Clone, Debug, Default)]
 pub struct KeySet(pub Vec<VerificationKey>);
 
@@ -39,7 +39,7 @@ impl std::fmt::Debug for VerificationKey {
 }
 
 impl KeySet {
-    /// Parses a key set; keys of unknown types are ignored.
+    /// Parses a key set; ignores keys of unknown types and keys for other uses than signatures.
     ///
     /// # Errors
     /// The text is not a key set; the string says why.
@@ -49,7 +49,7 @@ impl KeySet {
         Ok(Self(keys.iter().filter_map(key).collect()))
     }
 
-    /// Returns a set with one public key from PEM: EC P-256 or RSA.
+    /// Returns a set with one public key from PEM: EC P-256 for ES256, or RSA for RS256.
     ///
     /// # Errors
     /// The text is not such a key.
@@ -67,7 +67,7 @@ impl KeySet {
         self
     }
 
-    /// Returns the keys for an algorithm that have this ID or no ID; all of them without an ID.
+    /// Returns the keys for an algorithm that have this ID or no ID; all keys for the algorithm if `id` is absent.
     pub fn fitting<'a>(
         &'a self,
         id: Option<&'a str>,

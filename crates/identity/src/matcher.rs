@@ -11,7 +11,8 @@ pub enum SanKind {
     Any,
     /// URIs, including SPIFFE IDs.
     Uri,
-    /// DNS names. A name like `*.example.com` in the certificate matches as in RFC 6125.
+    /// DNS names. With [`Pattern::Exact`], case is ignored, and a name like `*.example.com` in the certificate
+    /// matches as in RFC 6125.
     Dns,
     /// IP addresses.
     Ip,
@@ -30,7 +31,7 @@ pub enum Pattern {
     Suffix(String),
     /// Contains the text.
     Contains(String),
-    /// Matches the whole name.
+    /// Matches the regular expression as a whole.
     Regex(regex::Regex),
 }
 
@@ -41,7 +42,7 @@ pub struct NameMatch {
     pub kind: SanKind,
     /// Condition that one of the names must meet.
     pub pattern: Pattern,
-    /// Ignores case; has no effect on [`Pattern::Regex`].
+    /// Ignores ASCII case; has no effect on [`Pattern::Regex`].
     pub ignore_case: bool,
 }
 
@@ -70,7 +71,8 @@ impl NameMatch {
         }
     }
 
-    /// As in Envoy, a wildcard in the certificate covers an exact name, and case is ignored.
+    /// Returns whether a DNS name matches. With an exact pattern, case is ignored and the certificate may have a
+    /// wildcard, as in Envoy.
     fn matches_dns(&self, name: &str) -> bool {
         match &self.pattern {
             Pattern::Exact(wanted) => is_dns_name(name, wanted),

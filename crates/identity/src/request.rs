@@ -14,11 +14,11 @@ pub struct KeyAndCsr {
 }
 
 impl KeyAndCsr {
-    /// Generates a key and a request. The authority determines the names from the authenticated caller; `id` is
-    /// a hint that Istio's own agents send.
+    /// Generates a key and a request that names `id`, as Istio's agents do. The authority determines the name in
+    /// the certificate from the authenticated caller.
     ///
     /// # Errors
-    /// The ID cannot be encoded in a certificate.
+    /// No key can be generated, or the ID cannot be encoded in a request.
     pub fn generate(id: Option<&SpiffeId>) -> Result<Self, Error> {
         let refused = |error: rcgen::Error| Error::Request(error.to_string());
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(refused)?;

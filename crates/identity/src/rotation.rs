@@ -79,10 +79,10 @@ impl Step {
     /// Returns the condition that ends the step, for users.
     pub fn waits_for(self) -> &'static str {
         match self {
-            Self::Settled => "the root to near its end",
-            Self::Distribute => "every workload to renew its certificate and learn of the next root",
-            Self::Issue => "the last certificate of the former root to end",
-            Self::Retire => "every workload to renew its certificate and forget the former root",
+            Self::Settled => "the root to approach its expiry",
+            Self::Distribute => "every workload to renew its certificate and receive the next root",
+            Self::Issue => "the last certificate of the former root to expire",
+            Self::Retire => "every workload to renew its certificate and remove the former root",
         }
     }
 }
@@ -293,7 +293,7 @@ impl State {
         };
         let problem = format!(
             "its root has expired: at {} UTC, and this machine's clock says {} UTC. If the clock is wrong, set it. If it is right, move \
-             authority.json and root-cert.pem away for a new root, which workloads trust once they have got a new certificate",
+             authority.json and root-cert.pem away for a new root, which workloads trust after their next certificate",
             time(end),
             time(now)
         );
@@ -363,8 +363,8 @@ fn read(folder: &Path) -> Result<Option<State>, Error> {
             return Ok(None);
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let problem = "it is gone, and root-cert.pem is there: put it back, or remove root-cert.pem for a new authority, \
-                           which no workload will trust that has the old root"
+            let problem = "it is missing, but root-cert.pem exists: restore it, or remove root-cert.pem to create a new \
+                           authority, which workloads with the old root do not trust"
                 .to_owned();
             return Err(Error::Authority { file: STATE, problem });
         }

@@ -34,8 +34,8 @@ use crate::{
 /// TLS settings of either side.
 #[derive(Clone, Debug, Default)]
 pub struct TlsSpec {
-    /// Own certificates. A server uses the first whose key the client can verify; a client sends the first if
-    /// the server requests one. May be empty for a client.
+    /// Own certificates. Those whose keys the peer cannot verify are skipped. A server uses one for the requested
+    /// host name, else the first; a client sends the first if the server requests one. May be empty for a client.
     pub identities: Vec<Arc<Live<Identity>>>,
     /// Verification of peers. With `None`, a server requests no certificate, and a client accepts any.
     pub peer: Option<PeerCheck>,
@@ -86,7 +86,7 @@ impl TlsSpec {
     /// Returns the server configuration.
     ///
     /// # Errors
-    /// There is no certificate, or the version range is empty.
+    /// There is no certificate, the version range is empty, or a group is not supported.
     pub fn server(&self) -> Result<Arc<ServerConfig>, Error> {
         if self.identities.is_empty() {
             return Err(Error::Tls("a server needs a certificate".into()));
@@ -113,7 +113,7 @@ impl TlsSpec {
     /// Returns the client configuration.
     ///
     /// # Errors
-    /// The version range is empty.
+    /// The version range is empty, or a group is not supported.
     pub fn client(&self) -> Result<Arc<ClientConfig>, Error> {
         let provider = self.provider()?;
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))

@@ -176,7 +176,9 @@ pub fn mismatch(rule: &LimitRule, request: &LimitRequest<'_>) -> String {
                 format!("{found}, expected: {expected}")
             })
         }
-        Some(LimitAction::Match { .. }) => "the request has the excluded headers".to_owned(),
+        Some(LimitAction::Match { .. }) => {
+            "the request matches the excluded headers or parameters".to_owned()
+        }
         Some(LimitAction::Value { key, from, .. }) => match from {
             ValueSource::Header(name) => format!("header {name} is absent"),
             ValueSource::Query(name) => format!("query parameter {name} is absent"),
@@ -212,7 +214,8 @@ pub struct TokenDecision {
     pub report: Option<bool>,
 }
 
-/// Takes the tokens of a request: from the buckets of its descriptors, the slowest first, then from the default bucket.
+/// Takes the tokens of a request: from the buckets of its descriptors, the slowest first. Then takes one from the
+/// default bucket if no descriptor has a bucket, or with `always_default`.
 pub fn take(
     buckets: &Buckets,
     descriptors: &[Descriptor],

@@ -110,7 +110,7 @@ fn unescape_slashes(path: &str) -> Option<String> {
     (new.len() != path.len()).then_some(new)
 }
 
-/// Returns whether [`canonical`] would change nothing. A false `false` is possible, a false `true` is not.
+/// Returns true only if [`canonical`] would change nothing. May return false even then.
 fn is_canonical(path: &str) -> bool {
     !path.contains("/.") && path.bytes().all(|b| b != b'%' && b != b'\\' && !needs_escape(b))
 }
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn long_parameters_are_read_once() {
-        // The maximum size of a head. Quadratic time would show here.
+        // Heads may have several megabytes. Quadratic time would show here.
         for piece in ["\\", ";", "\\..;", "."] {
             let path = format!("/.;{}", piece.repeat(1 << 20));
             assert_eq!(canonical(&path).as_deref(), Some("/"), "{piece}");

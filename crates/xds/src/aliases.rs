@@ -130,8 +130,8 @@ impl FromIterator<(u64, Arc<str>)> for AliasIndex {
 }
 
 impl AliasIndex {
-    /// Returns the name of the resource that a name matches in two indexes, among those that `keep` selects of the
-    /// second one. If several have the alias, the first by name wins.
+    /// Returns the name of the resource that a name matches in two indexes. Of the second, only resources that `keep`
+    /// selects count. If several have the alias, the first by name wins.
     pub(crate) fn find<'a>(
         [first, second]: [&'a Self; 2],
         kind: Kind,
@@ -186,8 +186,8 @@ impl AliasLog {
 
     /// Returns the keys that changed after a generation; `None` if some are forgotten.
     pub(crate) fn since(&self, generation: u64) -> Option<impl Iterator<Item = u64>> {
-        let find_first = self.changes.partition_point(|(of, _)| *of <= generation);
-        let keys = self.changes.range(find_first..).map(|(_, key)| *key);
+        let first = self.changes.partition_point(|(of, _)| *of <= generation);
+        let keys = self.changes.range(first..).map(|(_, key)| *key);
         (generation >= self.forgotten).then_some(keys)
     }
 }
@@ -210,8 +210,8 @@ impl FromIterator<u64> for ChangedAliases {
 }
 
 impl ChangedAliases {
-    /// Returns true if one of these sorted keys of names is among the changes, or if a wildcard is, of which the keys
-    /// tell nothing.
+    /// Returns true if one of these sorted keys of names is among the changes, or if any wildcard is: the keys of names
+    /// do not show which wildcards match.
     pub(crate) fn may_affect(&self, names: &[u64]) -> bool {
         work::count(self.keys.len().min(names.len()));
         let (few, many) =

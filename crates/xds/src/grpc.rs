@@ -329,7 +329,8 @@ pub(crate) async fn unary<R, A>(
 {
     let responded = async {
         let request = requests.next().await?;
-        let (request, _) = request.ok_or_else(|| Status::invalid_argument("the call carries no request"))?;
+        let (request, _) =
+            request.ok_or_else(|| Status::invalid_argument("the call ended without a complete request"))?;
         respond(request).await
     };
     let status = match responded.await {

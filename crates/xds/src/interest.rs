@@ -1,4 +1,4 @@
-//! A filter of the streams that a change may concern, so that thousands of streams are not woken for nothing.
+//! A filter of the streams that a change may concern, so that a change does not wake thousands of other streams.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -22,7 +22,7 @@ pub(crate) const DELTA: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
 pub(crate) const SOTW: &str =
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
-/// Maximum length of a received message, in bytes. A whole mesh must fit; the default of 4 MiB holds some 2,000
+/// Maximum length of a received message, in bytes. A whole mesh must fit; gRPC's default of 4 MiB holds some 2,000
 /// services.
 pub(crate) const MAX_MESSAGE: usize = 512 << 20;
 /// Type of health reports, as Istio's agents send them. A report is a request without names; an error says why the
@@ -115,7 +115,7 @@ impl EncodedSequence {
         Self { count: resources.len(), length: parts.iter().map(|part| part.bytes.len()).sum(), parts }
     }
 
-    /// Returns the parts without resources of these names, and the other resources of the other parts.
+    /// Returns the parts that contain none of these names, and from the other parts the resources with other names.
     pub(crate) fn without<V>(&self, names: &BTreeMap<Arc<str>, V>) -> (Self, Vec<Arc<Resource>>) {
         let has_none = |part: &&Arc<Part>| part.resources.iter().all(|one| !names.contains_key(&one.name));
         let (kept, left_out): (Vec<&Arc<Part>>, Vec<&Arc<Part>>) = self.parts.iter().partition(has_none);
@@ -500,7 +500,7 @@ mod tests {
 
         let alone = EncodedSequence::encode(Form::Delta, resources.iter(), None);
         assert_eq!((row.count, row.length), (3_000, alone.length));
-        assert!(bytes(&row) == bytes(&alone), "it is encoded as without a former row");
+        assert!(bytes(&row) == bytes(&alone), "it is encoded as without a former sequence");
         let own = row.own_bytes(&former);
         assert!(own <= 6 * (MIN_PART + 1_000), "{own} bytes of {} for three changes", row.length);
     }

@@ -40,7 +40,7 @@ pub(super) fn write_escaped(out: &mut dyn Write, value: fmt::Arguments<'_>) -> f
     }
 }
 
-/// Writer that escapes text up to a length. It only counts the bytes beyond, so a value of megabytes costs no memory.
+/// Writer that escapes text up to a length. It only counts further bytes, so a value of megabytes costs no memory.
 struct Escaped<'a> {
     out: &'a mut dyn Write,
     left: usize,

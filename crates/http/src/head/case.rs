@@ -1,10 +1,10 @@
 //! Spelling of header names as received, for peers of HTTP/1 that compare names with case.
 //!
 //! A head has names in lower case. Only where the configuration says so (`preserve_case`), it also keeps the names that
-//! were received in another spelling. They replace the names of a head that is written. Names of equal length are
-//! replaced in place.
+//! were received in another spelling. They replace the names of a head that is written, in place: spelling does not
+//! change the length.
 
-/// Names as received, each once; those in lower case are left out.
+/// Names as received, each in its first spelling; those in lower case are left out.
 #[derive(Clone, Debug, Default)]
 pub(super) struct NameCase(Vec<Box<[u8]>>);
 
@@ -36,7 +36,7 @@ impl NameCase {
     }
 }
 
-/// Returns the places of the names after the first line.
+/// Returns the start and end of each name after the first line.
 fn name_ranges(head: &[u8]) -> impl Iterator<Item = (usize, usize)> {
     let lines = memchr::memchr_iter(b'\n', head).map(|newline| newline + 1);
     lines.filter_map(|start| {

@@ -26,8 +26,9 @@ enum State {
     SizeEnd(u64),
     /// Content of a chunk; number of remaining bytes.
     Chunk(u64),
-    /// CR and LF after a chunk.
+    /// CR after a chunk.
     ChunkCr,
+    /// LF after a chunk.
     ChunkLf,
     /// Trailer section; length of the current line so far.
     Trailers(u32),
@@ -102,7 +103,7 @@ impl BodyDecoder {
     /// needed.
     ///
     /// # Errors
-    /// The bytes violate RFC 9112, section 7.1.
+    /// The bytes violate RFC 9112, section 7.1, or a trailer section or chunk extension exceeds its limit.
     pub fn next(&mut self, input: &[u8], limits: &HeadLimits) -> Result<Piece, Malformed> {
         let mut skip = 0;
         loop {

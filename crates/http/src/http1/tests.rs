@@ -3,8 +3,8 @@ use crate::head::{Headers, RequestHead, ResponseHead};
 
 const LIMITS: HeadLimits = HeadLimits { max_head: 8 * 1024, max_headers: 50, keep_case: false };
 
-/// Result of parsing a sequence of messages: each message's line, framing, content and trailers; or the status of the
-/// refusal.
+/// Result of parsing a sequence of messages: each message's line, framing, content and number of trailer fields; the
+/// status of a refusal; the number of bytes that were not parsed.
 #[derive(Debug, PartialEq, Eq)]
 struct Parsed {
     messages: Vec<(String, Framing, Vec<u8>, usize)>,

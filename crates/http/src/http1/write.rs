@@ -1,6 +1,7 @@
 //! Encoder of messages: heads, and bodies in the framing of the next hop.
 //!
-//! Fields that frame a message are never copied from the received message. They are written from the parsed framing.
+//! Fields that frame a message are written from the parsed framing, not copied from the received message. One is copied
+//! that frames nothing: `content-length` of a response to HEAD or with status 304.
 
 use super::Framing;
 use crate::{
@@ -44,7 +45,7 @@ pub fn request(out: &mut Buffer, head: &RequestHead, framing: Framing, persisten
     head.restore_case(&mut out.bytes_mut()[start..]);
 }
 
-/// Writes a response head. `to_method` is the method of the request; a response to HEAD keeps `content-length`.
+/// Writes a response head. `to_method` is the method of the request.
 pub fn response(
     out: &mut Buffer,
     head: &ResponseHead,
@@ -158,7 +159,7 @@ fn number(out: &mut Buffer, mut value: u64, base: u64) {
     out.extend(&digits[at..]);
 }
 
-/// Returns the reason phrase of a status (RFC 9110, section 15, and later RFCs); empty if there is none.
+/// Returns the reason phrase of a common status (RFC 9110, section 15, and other RFCs); empty for others.
 pub fn reason(status: u16) -> &'static str {
     match status {
         100 => "Continue",

@@ -29,12 +29,12 @@ impl Connection {
         self.0.borrow().is_usable()
     }
 
-    /// Returns the number of streams that the peer accepts at once.
+    /// Returns the number of concurrent streams that the peer and this side allow.
     pub fn capacity(&self) -> usize {
         self.0.borrow().capacity()
     }
 
-    /// Runs an action on the session; wakes the driver if the action leaves it something to do.
+    /// Runs an action on the session; wakes the driver if it then has work.
     fn with<T>(&self, action: impl FnOnce(&mut Session) -> T) -> T {
         let mut session = self.0.borrow_mut();
         let result = action(&mut session);
@@ -97,7 +97,7 @@ impl Duplex {
     /// Sends the head of a request. `end`: there is no content. `upgrade`: extended CONNECT.
     ///
     /// # Errors
-    /// HTTP/2 cannot represent the head, or the connection accepts no more streams.
+    /// The stream already has a request, HTTP/2 cannot represent the head, or the connection accepts no stream now.
     pub fn request(&mut self, head: &RequestHead, end: bool, upgrade: bool) -> Result<(), Unsent> {
         if self.id.is_some() {
             return Err(Unsent::Used);
@@ -167,7 +167,7 @@ impl Duplex {
         }
     }
 
-    /// Returns how much of `want` can be sent now.
+    /// Waits until content can be sent; returns the number of bytes, at most `want`.
     pub fn poll_room(&mut self, cx: &mut Context<'_>, want: usize) -> Poll<Result<usize, StreamClosed>> {
         let Some(id) = self.id else { return Poll::Ready(Err(StreamClosed)) };
         self.connection.0.borrow_mut().poll_room(cx, id, want).map(|room| room.ok_or(StreamClosed))
@@ -199,7 +199,7 @@ impl Duplex {
         Poll::Ready(())
     }
 
-    /// Returns whether the stream has ended early.
+    /// Returns whether the stream is lost; if not, wakes the task when it is.
     pub fn is_closed(&mut self, cx: &mut Context<'_>) -> bool {
         self.id.is_some_and(|id| self.connection.0.borrow_mut().is_closed(cx, id))
     }
@@ -236,7 +236,7 @@ pub enum Unsent {
     Used,
     /// HTTP/2 cannot represent the head.
     Unrepresentable,
-    /// The connection accepts no more streams.
+    /// The connection has ended, or accepts no further stream now.
     Lost(StreamError),
 }
 

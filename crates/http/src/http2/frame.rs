@@ -8,11 +8,12 @@ use crate::buffer::Buffer;
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Length of a frame header in bytes.
 pub(super) const HEAD: usize = 9;
-/// Maximum payload that this side accepts. Every peer must be able to send and accept it.
+/// Maximum payload in bytes that this side accepts: the initial value of SETTINGS_MAX_FRAME_SIZE, which every peer
+/// accepts too.
 pub(super) const MAX_FRAME: usize = 16 * 1024;
-/// Maximum window.
+/// Maximum flow control window in bytes (section 6.9.1).
 pub(super) const MAX_WINDOW: i64 = (1 << 31) - 1;
-/// Initial windows before any settings.
+/// Flow control windows in bytes before any settings (section 6.9.2).
 pub(super) const FIRST_WINDOW: i64 = 65_535;
 
 pub(super) const END_STREAM: u8 = 0x1;

@@ -21,7 +21,7 @@ pub struct Bounds {
 /// Reason why fields are not a valid head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadError {
-    /// A field or pseudo-header field is not allowed.
+    /// A field or pseudo-header field is not allowed, or a pseudo-header field is missing.
     Malformed,
     /// The size exceeds the limit.
     TooLarge,
@@ -91,7 +91,7 @@ impl<'a> HeadReader<'a> {
         self.regular(name, value).ok_or(HeadError::Malformed)
     }
 
-    /// Section 8.3: known pseudo-header fields only, each at most once, before all other fields.
+    /// Adds a pseudo-header field. Only known ones are allowed, each once, before all other fields (section 8.3).
     fn pseudo(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
         let bit = match name {
             b"method" => METHOD,

@@ -2,7 +2,7 @@
 //!
 //! [`Decoder`] passes on fields where they are, in the block or in the table, without a copy. [`Encoder`] adds a field
 //! to the table at its second occurrence, so that fields that differ between requests do not evict the others. It does
-//! not use the Huffman code, which would cost more time than the bytes that it saves.
+//! not use the Huffman code: inside a mesh, the time costs more than the saved bytes.
 
 mod huffman;
 mod table;
@@ -11,7 +11,7 @@ use std::hash::{BuildHasher as _, Hasher as _};
 
 use table::{Name, Table, static_name};
 
-/// Size of both tables, unless the peer requests a smaller one for the encoder. It is the initial size in the RFC.
+/// Size of both tables in bytes: the initial size in the RFC. The peer may request a smaller one for the encoder.
 pub(super) const TABLE: usize = 4096;
 
 /// Maximum number of bytes of names that one block may copy from table entries into new entries. A few bytes of a
@@ -101,7 +101,7 @@ fn integer(block: &mut &[u8], prefix: u32) -> Result<usize, HpackError> {
     let mut number = usize::from(*first) & mask;
     let mut rest = rest;
     if number == mask {
-        // Four more bytes exceed every length and index that is used here.
+        // Four more bytes can encode every length and index that is used here.
         let mut shift = 0;
         loop {
             let [byte, after @ ..] = rest else { return Err(HpackError) };
@@ -137,8 +137,8 @@ fn text<'s, 'b: 's>(block: &mut &'b [u8], space: &'s mut Vec<u8>) -> Result<&'s 
 /// Encoder of consecutive header blocks.
 pub(super) struct Encoder {
     table: Table,
-    /// Recent fields by the low bits of their hashes, the latest first. Two entries for each hash keep two fields of
-    /// every request with the same bits from evicting each other.
+    /// Recent fields in slots by the low bits of their hashes, the latest first. A slot has two entries, so that two
+    /// fields of every request in one slot do not evict each other.
     seen: Box<[[Seen; 2]]>,
     hashes: foldhash::fast::RandomState,
     /// Smallest table size since the last one that was sent to the peer; `None` without a change.
@@ -152,7 +152,7 @@ struct Seen {
     number: u32,
 }
 
-/// Half the number of fields in [`Encoder::seen`]: a multiple of the number of fields that the table can hold.
+/// Number of slots in [`Encoder::seen`]. A table of 4,096 bytes holds fewer fields: at most 124.
 const SEEN: usize = 128;
 
 impl Encoder {
@@ -175,7 +175,7 @@ impl Encoder {
         }
     }
 
-    /// Begins a block.
+    /// Begins a block; writes a change of the table size, if any.
     pub(super) fn begin(&mut self, out: &mut Vec<u8>) {
         if let Some(smallest) = self.resized.take() {
             // If the size was smaller in between, the peer must evict the same fields (section 4.2).
@@ -220,7 +220,7 @@ impl Encoder {
         literal(out, 0, 4, name, value);
     }
 
-    /// Returns the entry and the hash of a field.
+    /// Returns the slot and the hash of a field.
     fn hash(&self, name: &[u8], value: &[u8]) -> (usize, u32) {
         let mut hasher = self.hashes.build_hasher();
         hasher.write(name);

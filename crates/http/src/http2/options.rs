@@ -18,8 +18,8 @@ pub struct Http2Options {
     /// Budget of useless frames in 30 seconds: frames without content, and frames that require a response
     /// (`max_outbound_control_frames`). Useful frames replenish it.
     pub useless_frames: u32,
-    /// Budget of streams that the peer may reset in 30 seconds. Streams that end well replenish it. See
-    /// `skysail.overload` in the documentation of limits.
+    /// Budget of streams in 30 seconds that a client resets, or that end because the peer violated the protocol
+    /// (`overload.premature_reset_total_stream_count`). Streams that end well replenish it.
     pub resets: u32,
 }
 

@@ -39,12 +39,12 @@ impl TestRoot {
         vec![params.signed_by(&key, &self.issuer).unwrap().der().clone()]
     }
 
-    /// Returns a revocation list of now that is valid for `life`.
+    /// Returns a revocation list that is issued now and valid for `life`.
     pub(crate) fn crl(&self, revoked: &[u64], life: Duration) -> String {
         self.crl_of(revoked, Duration::ZERO, life)
     }
 
-    /// Returns a revocation list of age `age`.
+    /// Returns a revocation list that was issued `age` ago and is valid for `life` from then.
     pub(crate) fn crl_of(&self, revoked: &[u64], age: Duration, life: Duration) -> String {
         let this_update = SystemTime::now() - age;
         let revoked = revoked.iter().map(|serial| RevokedCertParams {

@@ -102,7 +102,7 @@ fn a_pin_is_a_certificate_or_a_key() {
     }
 }
 
-/// Envoy compares the other revocation settings in the proxy's tests.
+/// The proxy's tests compare the other revocation settings with Envoy.
 #[test]
 fn the_newest_list_of_an_issuer_is_used() {
     let root = TestRoot::new();

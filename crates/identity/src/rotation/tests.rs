@@ -177,5 +177,5 @@ fn an_incomplete_state_is_not_replaced() {
     assert!(message.contains("authority.json: it cannot be read"), "{message}");
     fs::remove_file(&state).unwrap();
     let message = open(folder.path(), LIFETIMES, now).err().unwrap().to_string();
-    assert!(message.contains("authority.json: it is gone"), "{message}");
+    assert!(message.contains("authority.json: it is missing"), "{message}");
 }

@@ -23,7 +23,7 @@ pub fn combine(hash: Option<u64>, more: u64) -> u64 {
     hash.map_or(0, |hash| hash.rotate_left(1)) ^ more
 }
 
-/// MurmurHash2 with 64 bits (`MurmurHash64A`) and the seed that libstdc++ uses for `std::hash`.
+/// Returns the 64-bit MurmurHash2 of a key (`MurmurHash64A`), with the seed that libstdc++ uses for `std::hash`.
 pub(super) fn murmur2(key: &[u8]) -> u64 {
     const SEED: u64 = 0xc70f_6907;
     const MULTIPLIER: u64 = 0xc6a4_a793_5bd1_e995;

@@ -27,9 +27,9 @@ use skysail_http::{compress::Compressor, decompress::Decompressor, http2::Http2O
 pub struct LocalReply {
     /// Replies that are changed.
     pub filter: LogFilter,
-    /// Status.
+    /// Status; `None` keeps it.
     pub status: Option<u16>,
-    /// Text.
+    /// Text; `None` keeps it.
     pub body: Option<Box<str>>,
     /// Type of the text; `None` for `text/plain`.
     pub content_type: Option<Box<str>>,
@@ -154,7 +154,7 @@ impl HttpManager {
 }
 
 impl Filter {
-    /// Returns whether the filter may refuse a request by its content.
+    /// Returns whether the filter authorizes requests. A request without such a filter needs no revalidation.
     pub fn may_refuse(&self) -> bool {
         matches!(self.kind, FilterKind::Rbac(_) | FilterKind::ExternalAuthorization(_) | FilterKind::Jwt(_))
     }

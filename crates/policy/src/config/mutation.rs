@@ -13,7 +13,7 @@ use super::{
 pub struct HeaderMutation {
     /// Mutations for all routes. They come before those of the routes.
     pub mutations: HeaderMutations,
-    /// Of the mutations of a route, its virtual host and its table, those of the route come last.
+    /// Of the mutations of a route, its virtual host and its table, those of the route come last; otherwise first.
     pub most_specific_wins: bool,
 }
 

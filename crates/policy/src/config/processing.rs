@@ -20,7 +20,7 @@ pub struct ExternalProcessing {
     pub status_on_error: u16,
     /// Timeout of each answer.
     pub timeout: Duration,
-    /// Maximum timeout that the processor may request; zero ignores such answers.
+    /// Maximum timeout that the processor may request; with zero, such requests are ignored.
     pub max_timeout: Duration,
     /// Parts of the exchange that the processor gets.
     pub mode: ProcessingMode,
@@ -40,8 +40,8 @@ pub struct ExternalProcessing {
     pub route: RouteReselection,
     /// The processor may answer requests itself.
     pub allow_immediate: bool,
-    /// Nothing waits for the processor, and its answers are ignored. Maximum time for the end of the call after the end
-    /// of the request.
+    /// Set if nothing waits for the processor and its answers are ignored (`observability_mode`): the maximum time from
+    /// the end of the request to the end of the call (`deferred_close_timeout`).
     pub observes: Option<Duration>,
 }
 
@@ -153,7 +153,7 @@ pub enum BodyMode {
     None,
     /// It gets the whole body. A larger one than the limit is refused.
     Buffered,
-    /// It gets the body up to the limit. The rest of a larger body follows unseen.
+    /// It gets the body up to the limit. The rest of a larger body is forwarded without processing.
     BufferedPartial,
     /// It gets the body in chunks, and answers each of them.
     Streamed,

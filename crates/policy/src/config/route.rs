@@ -117,7 +117,7 @@ pub struct Route {
     pub tracing: Option<Box<RouteTracing>>,
 }
 
-/// A route's setting for a filter. It replaces the filter's own settings.
+/// A route's setting for a filter. It replaces or extends the filter's own settings.
 #[derive(Clone, Debug)]
 pub enum Setting {
     /// The filter is disabled, or has nothing to do.
@@ -135,7 +135,8 @@ pub enum Setting {
     RateLimit(Arc<RateLimit>),
     /// Rate limit by a service.
     GlobalRateLimit(Arc<RouteRateLimit>),
-    /// Mutations of the table, the virtual host and the route, in this order.
+    /// Mutations of the table, the virtual host and the route. They apply in this order or the reverse order; see
+    /// [`HeaderMutation`](super::mutation::HeaderMutation).
     HeaderMutation(Vec<Arc<HeaderMutations>>),
     /// Maximum size of a buffered body in bytes.
     Buffer(usize),
@@ -518,7 +519,7 @@ pub enum HeaderOp {
     Add {
         /// Name in lower case.
         name: Box<str>,
-        /// Value. Its operators read the headers as they were before the first operation.
+        /// Value. Its operators read the headers after all removals and before the first addition.
         value: Format,
         /// Treatment of existing headers of this name.
         action: AppendAction,

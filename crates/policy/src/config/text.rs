@@ -17,11 +17,11 @@ pub enum TextMatch {
     Contains(Box<[u8]>),
     /// A regular expression for the whole string, anchored when compiled.
     Regex(Regex),
-    /// The inner match without regard to ASCII case. The pattern is in lower case.
+    /// The inner match without regard to ASCII case. The pattern is in lower case. A regex stays case-sensitive.
     IgnoreCase(Box<TextMatch>),
 }
 
-/// A match of all headers with one name: one of several values must match.
+/// A match of the headers with one name. [`Values`](crate::matching::Values) determines how several values count.
 #[derive(Clone, Debug)]
 pub struct HeaderMatch {
     /// Header name in lower case. `:method`, `:path`, `:authority` and `:scheme` are parts of the request line.

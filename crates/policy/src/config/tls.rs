@@ -32,9 +32,9 @@ pub struct ClientTls {
 /// Client configurations that differ in the ALPN protocols they offer.
 #[derive(Debug)]
 pub struct ClientConfigs {
-    /// With the ALPN protocols of the TLS context.
+    /// Offers the ALPN protocols of the TLS context.
     pub own: Arc<Connector>,
-    /// The same for HTTP/2: `h2` if the context has no protocols.
+    /// For HTTP/2: offers the same protocols, or `h2` if the context has none.
     pub http2: Arc<Connector>,
     /// Offers `istio-http/1.1`, `istio-http/1.0`, `http/1.1` and further ones: the choice of filter `istio.alpn` for
     /// HTTP/1.

@@ -10,7 +10,7 @@ use serde_json::{Map, Number, Value};
 ///
 /// # Errors
 ///
-/// The text is no JSON, no object, or has a duplicate name at any depth.
+/// The text is not JSON or not an object, or has a duplicate name at any depth.
 pub(super) fn object(bytes: &[u8]) -> Result<Value, serde_json::Error> {
     match serde_json::from_slice(bytes)? {
         UniqueNames(object @ Value::Object(_)) => Ok(object),

@@ -1,7 +1,7 @@
 //! The first criterion of a route that a request does not meet, as a sentence for people.
 //!
-//! Not part of the request path. [`mismatch`] agrees with [`matches`](super::matches) for every request, except that a
-//! share of requests counts as a match.
+//! Not part of the request path. [`mismatch`] agrees with [`matches`](super::matches) for every request, except that it
+//! ignores [`RouteMatch::fraction`].
 
 use serde_json::{Map, Value};
 

@@ -87,7 +87,7 @@ impl Demand {
     }
 }
 
-/// Whether requests have used an object since the discovery client last looked.
+/// Mark of an object that requests have used since the discovery client last cleared the mark.
 #[derive(Debug, Default)]
 pub struct UseMark(AtomicBool);
 

@@ -50,9 +50,9 @@ pub(crate) struct Requests<R> {
     caller: Option<Arc<CallerAccount>>,
     /// Memory reservation of the request that has begun.
     place: Option<Place>,
-    /// Timeout for the begin of the next request; `None` if there is none.
+    /// Timeout for the start of the next request; `None` after the first request.
     begin_timeout: Option<Duration>,
-    /// Deadline for the begin or the end of a request, and the number of the connection's waits when it was set.
+    /// Deadline for the start or the end of a request, and the number of the connection's waits when it was set.
     deadline: Option<(Instant, Option<usize>)>,
     kind: PhantomData<fn() -> R>,
 }
@@ -77,7 +77,7 @@ impl<R: Message + Default> Requests<R> {
             unreleased: 0,
             max_length,
             account: Arc::clone(account),
-            // Callers without an identity share the limits of one.
+            // Callers without an identity share the limits of one identity.
             identity: proven.unwrap_or_default(),
             instance,
             caller,
@@ -98,11 +98,12 @@ impl<R: Message + Default> Requests<R> {
         self.caller = Some(Arc::clone(caller));
     }
 
-    /// Returns the next request and its length; `None` when the client has ended the stream. Cancel safe.
+    /// Returns the next request and its length; `None` when the client has ended the stream, even within a request.
+    /// Cancel safe.
     ///
-    /// A complete request is returned once neither the connection nor its caller owes too much. An incomplete one is
-    /// read on once that is so and memory is reserved; from then on it must be completed in time. A request that
-    /// holds shared memory is neither delayed nor given more time, because others wait for that memory.
+    /// Returns a complete request when neither the connection nor its caller owes too much. Only then, and after
+    /// memory is reserved, continues to read an incomplete one, which must be completed in time. A request that holds
+    /// shared memory is neither delayed nor given more time, because others wait for that memory.
     pub(crate) async fn next(&mut self) -> Result<Option<(R, usize)>, Status> {
         loop {
             if let Some(length) =
@@ -132,7 +133,7 @@ impl<R: Message + Default> Requests<R> {
                 self.deadline = None;
             }
             self.unreleased += data.len();
-            // The connection was charged for these bytes as for any others.
+            // The connection was charged `FRAME_BYTE_COST` for each of these bytes. A byte of a request costs one unit.
             self.account.pace.refund((limits::FRAME_BYTE_COST - 1) * data.len() as u64);
             self.partial.0.extend_from_slice(&data);
         }
@@ -303,8 +304,8 @@ fn check_fields(mut message: &[u8]) -> Result<(), Status> {
     if fields <= limits::MAX_FIELDS {
         return Ok(());
     }
-    let max_length = limits::MAX_FIELDS;
-    Err(Status::resource_exhausted(format!("the request has {fields} fields; the limit is {max_length}")))
+    let limit = limits::MAX_FIELDS;
+    Err(Status::resource_exhausted(format!("the request has {fields} fields; the limit is {limit}")))
 }
 
 #[cfg(test)]

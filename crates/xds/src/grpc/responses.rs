@@ -1,5 +1,5 @@
 //! The responses of a call. They are encoded and handed to HTTP/2 as far as the client reads. A client that does not
-//! read holds next to no memory, and is disconnected in the end.
+//! read holds almost no memory, and is disconnected after a timeout.
 
 use std::{
     fmt,
@@ -21,8 +21,9 @@ use crate::limits::{Account, Bound, MIN_PROGRESS};
 /// Writer of the responses of a call.
 pub(crate) struct ResponseWriter {
     state: ResponseState,
-    /// Data that is not handed over yet: one piece, and those that are encoded when it is their turn.
+    /// Encoded data that is not handed to HTTP/2 yet.
     piece: Bytes,
+    /// Further data, which is encoded as the client reads; `None` if no data waits.
     pieces: Option<Box<dyn Iterator<Item = Bytes> + Send>>,
     /// Set while the client does not read.
     stall: Option<UnreadWait>,

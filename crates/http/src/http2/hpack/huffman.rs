@@ -36,7 +36,7 @@ struct Code {
     offset: [u32; MAX_CODE_LENGTH + 1],
     /// First code of each length.
     first: [u32; MAX_CODE_LENGTH + 1],
-    /// Upper bound of the codes of each length, aligned to 32 bits.
+    /// Exclusive upper bound of the codes of each length, aligned to 32 bits.
     below: [u64; MAX_CODE_LENGTH + 1],
 }
 

@@ -110,7 +110,7 @@ impl Table {
         }
     }
 
-    /// Removes unused bytes when they exceed the maximum size.
+    /// Removes unused bytes when they exceed the maximum size of the table and 1 KiB.
     fn compact(&mut self) {
         let unused = self.entries.front().map_or(self.text.len(), |oldest| oldest.at);
         if unused > self.max.max(1024) {

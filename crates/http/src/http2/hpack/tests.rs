@@ -152,7 +152,7 @@ fn a_field_is_indexed_after_its_second_occurrence() {
         lengths.push(out.len());
     }
     assert_eq!(lengths[2..], [1, 1]);
-    // Secrets are not added and marked as never indexed.
+    // Secrets are not added to the table. They are marked as never indexed.
     for _ in 0..4 {
         let mut out = Vec::new();
         encoder.field(&mut out, b"authorization", b"Bearer x");
