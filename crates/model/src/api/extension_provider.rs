@@ -251,7 +251,7 @@ pub struct OpenTelemetry {
 pub struct OtlpHttp {
     /// Path of the collector.
     pub path: String,
-    /// Timeout of a report; unset: the proxy's default.
+    /// Timeout of a report. Proxies refuse the configuration without one.
     pub timeout: Option<Duration>,
     /// Headers of reports.
     pub headers: Vec<ProviderHeader>,
