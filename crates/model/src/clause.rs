@@ -39,7 +39,7 @@ pub(crate) struct Clause<'a> {
 }
 
 impl<'a> Clause<'a> {
-    /// Clauses of `from[].source`, in Istio's order.
+    /// Returns the clauses of `from[].source`, in Istio's order.
     pub(crate) fn of_source(source: &'a Source) -> Vec<Self> {
         let all = [
             (Attribute::Principal, &source.principals, &source.not_principals),
@@ -53,7 +53,7 @@ impl<'a> Clause<'a> {
         Self::given(&all)
     }
 
-    /// Clauses of `to[].operation`, in Istio's order.
+    /// Returns the clauses of `to[].operation`, in Istio's order.
     pub(crate) fn of_operation(operation: &'a Operation) -> Vec<Self> {
         let all = [
             (Attribute::Host, &operation.hosts, &operation.not_hosts),
@@ -71,7 +71,7 @@ impl<'a> Clause<'a> {
             .collect()
     }
 
-    /// Clause of `when[]`; `None` for an unknown key.
+    /// Returns the clause of a condition in `when[]`; `None` for an unknown key.
     pub(crate) fn of_condition(condition: &'a Condition) -> Option<Self> {
         let header = || condition.key.strip_prefix("request.headers[")?.strip_suffix(']');
         let attribute = match condition.key.as_str() {
@@ -113,7 +113,7 @@ impl<'a> Clause<'a> {
         )
     }
 
-    /// Returns whether the attribute belongs to the peer rather than to the request.
+    /// Returns whether Envoy's RBAC matches the attribute in a principal rather than in a permission.
     pub(crate) fn is_of_peer(&self) -> bool {
         !matches!(
             self.attribute,
@@ -135,7 +135,7 @@ pub(crate) fn claim_path(path: &str) -> Option<Vec<&str>> {
     parts.iter().all(valid).then_some(parts)
 }
 
-/// Returns whether a rule matches every request that another rule matches, judging by their texts alone.
+/// Returns whether the texts of two rules show that the first matches every request that the other matches.
 pub(crate) fn covers(rule: &Rule, other: &Rule) -> bool {
     let of_sources = |a: &Source, b: &Source| all_cover(&Clause::of_source(a), &Clause::of_source(b));
     let of_operations =
@@ -173,7 +173,7 @@ impl Clause<'_> {
     }
 }
 
-/// Returns whether a value is equal to another one, or is its `PREFIX*` or `*SUFFIX`.
+/// Returns whether a pattern matches all texts of another one. Forms are `TEXT`, `PREFIX*`, `*SUFFIX` and `*`.
 fn value_covers(pattern: &str, value: &str) -> bool {
     let prefix = pattern.strip_suffix('*').filter(|_| !value.starts_with('*'));
     let suffix = pattern.strip_prefix('*').filter(|_| !value.ends_with('*'));

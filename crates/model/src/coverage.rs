@@ -5,8 +5,8 @@ use crate::api::{
     virtual_service::{HttpMatchRequest, L4Match},
 };
 
-/// Returns whether `wide` matches every connection that `narrow` matches. Server names and addresses are compared as
-/// texts, because the most specific one is used, whatever the order.
+/// Returns whether `wide` matches every connection that `narrow` matches. Server names and addresses must be equal: the
+/// most specific ones apply, whatever the order of the rules.
 pub(crate) fn covers_connection(wide: &L4Match, narrow: &L4Match) -> bool {
     let port = |found: &L4Match| found.port.filter(|port| *port > 0);
     let same = |wide: &[String], narrow: &[String]| {

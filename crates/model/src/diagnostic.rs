@@ -8,7 +8,7 @@ use crate::{analysis::Code, api::ObjectKey};
 
 pub use crate::analysis::Severity;
 
-/// Maximum length of a message, in bytes.
+/// Maximum length of a message or a remedy, in bytes.
 const MAX_TEXT: usize = 1_024;
 
 /// One diagnostic.
@@ -69,7 +69,7 @@ impl Diagnostic {
     }
 }
 
-/// Cuts a text that may show a value of any length.
+/// Cuts a text to its maximum length: it may contain a value of any length.
 pub(crate) fn cut(mut text: String) -> String {
     if text.len() > MAX_TEXT {
         text.truncate(text.floor_char_boundary(MAX_TEXT));

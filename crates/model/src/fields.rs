@@ -34,7 +34,7 @@ pub enum Support {
     Warned,
     /// An error refuses the object.
     Refused,
-    /// Not part of the mesh.
+    /// Concerns the cluster or an installation; not read.
     Unread,
     /// Has the fields of this path.
     As(&'static str),
@@ -66,7 +66,7 @@ pub struct KindFields {
     pub fields: Vec<FieldRow>,
 }
 
-/// Text of each kind's table.
+/// Defines the tables of all kinds. `crates/model/fields` has their texts.
 macro_rules! tables {
     ($($name:literal $kind:ident,)*) => {
         /// Name, kind and table of each kind.
@@ -121,7 +121,7 @@ pub fn kinds() -> &'static [KindFields] {
     &KINDS
 }
 
-/// Returns the support of a setting of the mesh configuration, or of the nearest one above it that has a line.
+/// Returns the support of a setting of the mesh configuration, or of the nearest enclosing one that has a line.
 pub(crate) fn mesh_setting(path: &str) -> Option<Support> {
     let bare: String =
         path.split('[').map(|part| part.split_once(']').map_or(part, |(_, rest)| rest)).collect();
@@ -181,7 +181,7 @@ pub(crate) struct Marked {
 #[derive(Debug, Default)]
 struct MarkedNode {
     children: Vec<(&'static str, usize)>,
-    /// The node with the fields of this one, if that is another.
+    /// Another node whose children are those of this one; `None`: `children`.
     same: Option<usize>,
     reported: Vec<FieldRow>,
 }

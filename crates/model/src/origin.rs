@@ -14,7 +14,7 @@ pub struct Origin {
     pub line: u32,
     /// Lines of its fields; kept only for kinds that are checked against other objects.
     pub lines: Option<Arc<Lines>>,
-    /// Fingerprint of the text, including fields that the object does not keep.
+    /// Fingerprint of the content without lines and comments, but with fields that the object does not keep.
     pub content: u64,
 }
 

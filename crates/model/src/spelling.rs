@@ -1,10 +1,10 @@
 //! Suggestions for misspelt words.
 
-/// Length in bytes from which a word is not compared, so that time and memory are bounded.
+/// Maximum length in bytes of a word that is compared, so that time and memory are bounded.
 const MAX_WORD: usize = 128;
 
-/// Returns the number of letters to change to make one word from another. Words with at least three different letters
-/// are no misspellings of each other and are not compared: the result is then three or more.
+/// Returns the number of letters to add, remove, replace or swap to make one word from another. Words with at least
+/// three different letters are no misspellings of each other and are not compared: the result is then three or more.
 pub(crate) fn distance(one: &str, other: &str) -> usize {
     if one.len().max(other.len()) > MAX_WORD {
         return one.len().abs_diff(other.len()).max(3);
@@ -13,8 +13,8 @@ pub(crate) fn distance(one: &str, other: &str) -> usize {
     if difference > 2 { difference } else { strsim::damerau_levenshtein(one, other) }
 }
 
-/// Returns a lower bound of the distance of two words of ASCII: the number of letters that only one of them has. It
-/// costs a hundredth of a comparison.
+/// Returns a lower bound of the distance of two words: the number of letters that only one of them has, and 0 if they
+/// are not ASCII. It costs a hundredth of a comparison.
 fn different_letters(one: &str, other: &str) -> usize {
     if !one.is_ascii() || !other.is_ascii() {
         return 0;

@@ -1,5 +1,6 @@
-//! Extension providers of the mesh configuration: external authorizers, tracers and access log services. Fields are
-//! Istio's (`istio.mesh.v1alpha1.MeshConfig.ExtensionProvider`).
+//! Extension providers of the mesh configuration: external services for authorization, rate limits, traces and access
+//! logs, and Prometheus. Fields are Istio's (`istio.mesh.v1alpha1.MeshConfig.ExtensionProvider`), except
+//! `envoyRateLimit`.
 
 use std::collections::BTreeMap;
 
@@ -132,7 +133,7 @@ pub struct ExtAuthzHttp {
     pub port: u32,
     /// Timeout; unset: 600 seconds.
     pub timeout: Option<Duration>,
-    /// Path before that of the request.
+    /// Prefix that is added to the path of requests to the authorizer.
     pub path_prefix: String,
     /// Whether requests pass if the authorizer fails.
     pub fail_open: bool,
@@ -152,7 +153,7 @@ pub struct ExtAuthzHttp {
     pub headers_to_downstream_on_deny: Vec<String>,
     /// Headers of the authorizer's answer that are set in the answer to an allowed request.
     pub headers_to_downstream_on_allow: Vec<String>,
-    /// Whether the route is selected again. Istio ignores the field.
+    /// Whether the route is selected again after the check; no effect, as in Istio.
     pub clear_route_cache: bool,
 }
 
@@ -172,7 +173,7 @@ pub struct ExtAuthzGrpc {
     pub status_on_error: String,
     /// Body that is sent to the authorizer.
     pub include_request_body_in_check: Option<RequestBody>,
-    /// Whether the route is selected again. Istio ignores the field.
+    /// Whether the route is selected again after the check; no effect, as in Istio.
     pub clear_route_cache: bool,
 }
 
@@ -184,7 +185,7 @@ pub struct ProviderHeader {
     pub name: String,
     /// Value.
     pub value: String,
-    /// Variable of Istio's environment with the value; not supported.
+    /// Environment variable of istiod that has the value; not supported.
     pub env_name: String,
 }
 
@@ -240,7 +241,7 @@ pub struct OpenTelemetry {
     pub resource_detectors: Option<ResourceDetectors>,
     /// Sampler of Dynatrace; not supported.
     pub dynatrace_sampler: Option<IgnoredValue>,
-    /// Derivation of the service name from labels.
+    /// Derivation of the service name from labels; not supported.
     pub service_attribute_enrichment: Option<String>,
 }
 
@@ -250,7 +251,7 @@ pub struct OpenTelemetry {
 pub struct OtlpHttp {
     /// Path of the collector.
     pub path: String,
-    /// Timeout of a report.
+    /// Timeout of a report. Proxies refuse the configuration without one.
     pub timeout: Option<Duration>,
     /// Headers of reports.
     pub headers: Vec<ProviderHeader>,
@@ -260,7 +261,7 @@ pub struct OtlpHttp {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct OtlpGrpc {
-    /// Timeout of a report.
+    /// Timeout of a report; unset: the proxy's default.
     pub timeout: Option<Duration>,
     /// Headers of reports.
     pub initial_metadata: Vec<ProviderHeader>,

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use super::mesh_config::IgnoredValue;
 
-/// Controller of the IngressClasses that are served here.
+/// Controller of the IngressClasses that the control plane serves.
 pub const CONTROLLER: &str = "istio.io/ingress-controller";
 
 /// Annotation with the class of an Ingress. It takes precedence over `ingressClassName`.

@@ -44,9 +44,9 @@ pub struct MeshNetworkGateway {
     pub registry_service_name: String,
     /// IP address or DNS name.
     pub address: String,
-    /// Port; for a Service that of the Service.
+    /// Port; for a Service, the port of the Service.
     pub port: u32,
-    /// Locality; not used, nor in Istio.
+    /// Locality; no effect, as in Istio.
     pub locality: String,
 }
 
@@ -75,7 +75,7 @@ impl AddressBlock {
         (length <= longest).then_some(Self { length, first })
     }
 
-    /// Returns whether the block has an address.
+    /// Returns whether the block contains an address.
     pub(crate) fn contains(&self, ip: IpAddr) -> bool {
         let length = u32::from(self.length);
         match (self.first, ip) {

@@ -62,14 +62,14 @@ impl StartSettings {
         Self { concurrency: config.concurrency, variables, ..Self::default() }
     }
 
-    /// Replaces the settings that others have.
+    /// Replaces the settings that `over` sets. The id of the mesh stays.
     pub fn overlay(&mut self, over: Self) {
         self.concurrency = over.concurrency.or(self.concurrency);
         self.variables.extend(over.variables);
     }
 }
 
-/// Where the settings come from with which the proxies of a mesh start.
+/// Sources of the settings with which the proxies of a mesh start.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StartSources {
     /// Namespace whose ProxyConfig applies to the whole mesh.
@@ -94,9 +94,9 @@ impl Default for StartSources {
 }
 
 impl StartSources {
-    /// Returns the settings of a proxy by the annotation of its pod (`annotated`). As in Istio, those of the
-    /// ProxyConfig that selects the pod come first, then those of the annotation, of its namespace, of the root
-    /// namespace and of the mesh. Of several ProxyConfigs the oldest counts.
+    /// Returns the settings with which a proxy starts. `annotated` are those of its pod's annotation. Precedence is
+    /// Istio's: the ProxyConfig that selects the pod, the annotation, the ProxyConfigs without a selector of the
+    /// namespace and of the root namespace, the mesh configuration. Of several ProxyConfigs the oldest applies.
     pub fn settings(&self, namespace: &str, labels: &Labels, annotated: StartSettings) -> StartSettings {
         let first = |namespace: &str, applies: &dyn Fn(&ProxyConfig) -> bool| {
             let mut configs = self.configs.iter().filter(|(of, _)| of == namespace).map(|(_, config)| config);
@@ -120,10 +120,10 @@ impl StartSources {
 /// Annotation of a pod with the settings of its proxy.
 pub const ANNOTATION: &str = "proxy.istio.io/config";
 
-/// Settings that an annotation may change.
+/// Settings of the annotation that the control plane applies.
 const EFFECTIVE: [&str; 2] = ["gatewayTopology", "proxyHeaders"];
 
-/// Settings that the program which starts the proxy reads and checks.
+/// Settings of the annotation that the program which starts the proxy reads and checks.
 const STARTING: [&str; 2] = ["concurrency", "proxyMetadata"];
 
 /// Maximum length in bytes of a text among the settings of a proxy.
@@ -272,7 +272,7 @@ pub struct OffByDefault {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 pub struct ExchangeHeaders {
-    /// Where they are sent.
+    /// Destinations.
     pub mode: ExchangeMode,
 }
 
@@ -319,7 +319,7 @@ impl ProxySettings {
 }
 
 impl HttpSettings {
-    /// Returns these settings with those of `over` in their place, field by field.
+    /// Returns these settings with each field that `over` sets replaced by that of `over`.
     #[must_use]
     pub fn overlaid(&self, over: &Self) -> Self {
         Self {

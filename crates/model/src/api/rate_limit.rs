@@ -14,7 +14,7 @@ use super::{
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct RateLimitPolicy {
-    /// Workloads that the policy selects; unset: the namespace, or the mesh in the root namespace.
+    /// Workloads that the policy selects; unset and no `targetRefs`: the namespace, or the mesh in the root namespace.
     pub selector: Option<WorkloadSelector>,
     /// Services, Gateways and routes to which the policy is attached.
     pub target_refs: Vec<RateLimitTarget>,
@@ -208,7 +208,7 @@ impl RateLimitTarget {
 }
 
 impl Limit {
-    /// Returns the time in which the requests are allowed.
+    /// Returns the length of the unit or interval.
     pub fn time(&self) -> std::time::Duration {
         let seconds = match self.unit {
             None => return self.interval.unwrap_or_default().0,

@@ -53,7 +53,7 @@ impl Secret {
         (secret, invalid)
     }
 
-    /// Returns a Secret with these keys and values; others than those for TLS are left out.
+    /// Returns a Secret with these keys and values. Keys that are not for TLS are left out.
     pub fn with_values(values: impl IntoIterator<Item = (String, Vec<u8>)>) -> Self {
         let kept = |(name, value): (String, Vec<u8>)| Some((kept(&name)?, value));
         Self { values: values.into_iter().filter_map(kept).collect(), is_tls: false }

@@ -27,7 +27,7 @@ use matcher::string_matcher::MatchPattern;
 
 /// Prefix of the names of rules that an authorizer decides, before the provider's name.
 pub(super) const PREFIX: &str = "istio-ext-authz";
-/// Prefix of the keys of the note in dynamic metadata.
+/// Prefix of the keys in dynamic metadata under which the filter in shadow mode writes its result.
 pub(super) const SHADOW_PREFIX: &str = "istio_ext_authz_";
 /// Timeout in seconds if none is configured. Source: Istio's default.
 const TIMEOUT: i64 = 600;
@@ -46,7 +46,7 @@ impl Authorizer {
         match (&provider.envoy_ext_authz_http, &provider.envoy_ext_authz_grpc) {
             (Some(http), _) => over_http(world, name, http),
             (None, Some(grpc)) => over_grpc(world, name, grpc),
-            (None, None) => Err(format!("provider {name:?} is no external authorizer")),
+            (None, None) => Err(format!("provider {name:?} is not an external authorizer")),
         }
     }
 }
@@ -112,7 +112,7 @@ fn over_grpc(world: &World, name: &str, config: &ExtAuthzGrpc) -> Result<Authori
     Ok(Authorizer { http, tcp: Some(tcp) })
 }
 
-/// Returns a gRPC service of the mesh.
+/// Returns the configuration of a gRPC service: its cluster and authority.
 pub(super) fn grpc_service(host: &str, cluster: &str) -> core::GrpcService {
     core::GrpcService {
         target_specifier: Some(core::grpc_service::TargetSpecifier::EnvoyGrpc(
@@ -140,7 +140,7 @@ fn common(name: &str, status: &str, body: Option<&RequestBody>) -> HttpExtAuthz 
     }
 }
 
-/// Returns the matcher of the note that a rule of this provider matched.
+/// Returns the matcher of dynamic metadata that holds if a rule of this provider matched.
 fn note(filter: &str, provider: &str) -> matcher::MetadataMatcher {
     let text = matcher::StringMatcher {
         match_pattern: Some(MatchPattern::Prefix(format!("{PREFIX}-{provider}"))),

@@ -22,7 +22,7 @@ use route::route_action::{
     hash_policy::{ConnectionProperties, Cookie, CookieAttribute, Header, PolicySpecifier, QueryParameter},
 };
 
-/// Envoy's default ring size, which Istio sends if a rule names none.
+/// Envoy's default of the minimum ring size. As in Istio, it is sent if a rule has neither a size nor `ringHash`.
 const DEFAULT_RING_SIZE: u64 = 1024;
 
 /// Sets the load balancer of a cluster.

@@ -12,7 +12,7 @@ use matcher::{string_matcher::MatchPattern, value_matcher::MatchPattern as Value
 use rbac::{Permission, Principal, permission, principal};
 use route::header_matcher::HeaderMatchSpecifier;
 
-/// Error for an attribute that the filter cannot check.
+/// Error for an attribute or a value that the filter cannot check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NotCheckable;
 
@@ -120,7 +120,8 @@ impl Clause<'_> {
     }
 }
 
-/// Returns a principal of the mesh's own trust domain under each alias. `cluster.local` always means the mesh's own.
+/// Returns a principal of the mesh's own trust domain under each of its names, and any other principal unchanged.
+/// `cluster.local` always means the mesh's own trust domain.
 pub(super) fn with_aliases(value: &str, mesh: &MeshConfig) -> Vec<String> {
     let Some((domain, rest)) = value.split_once('/') else { return vec![value.to_owned()] };
     let own = || std::iter::once(&mesh.trust_domain).chain(&mesh.trust_domain_aliases);

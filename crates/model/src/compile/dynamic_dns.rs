@@ -47,8 +47,8 @@ fn cache(host: &str, families: Families) -> DnsCacheConfig {
     }
 }
 
-/// Makes a cluster one of the hosts that requests name. `has_options` is whether the cluster has protocol options:
-/// Envoy then requires that names of certificates are verified, unless the configuration disables that.
+/// Makes a cluster connect to the host of each request or connection. `has_options` is whether the cluster has protocol
+/// options: Envoy then requires that names of certificates are verified, unless the configuration disables that.
 pub(super) fn resolve_hosts(made: &mut cluster::Cluster, host: &str, families: Families, has_options: bool) {
     let config = ClusterConfig {
         allow_insecure_cluster_options: has_options,
@@ -74,7 +74,7 @@ pub(super) fn of_server_name(host: &str, port: u16, families: Families) -> liste
     filters::network("envoy.extensions.filters.network.sni_dynamic_forward_proxy", pack(&config))
 }
 
-/// Adds HTTP filters that resolve hosts before the router of a filter chain.
+/// Adds an HTTP filter for each host, before the router, that resolves the hosts of requests.
 pub(super) fn add_filters(chain: &mut listener::FilterChain, hosts: &[String], families: Families) {
     let manager = chain.filters.iter_mut().filter_map(|filter| match &mut filter.config_type {
         Some(listener::filter::ConfigType::TypedConfig(config)) => Some(config),

@@ -1,4 +1,5 @@
-//! Matches of VirtualServices that are not compiled for a proxy, because they are for other clients. For explanations.
+//! Matches of VirtualServices that are not compiled for a proxy, because they are for other clients. Explanations show
+//! them.
 
 use super::{
     Scope,
@@ -28,7 +29,7 @@ pub struct ExcludedMatch {
     pub rule: ObjectKey,
     /// Field of the match, or of the condition of the whole VirtualService.
     pub field: String,
-    /// Property of the proxy and the expected one, such as `label app is back, expected: front`.
+    /// Property of the proxy and the expected one, such as `client label app is back, expected: front`.
     pub reason: String,
 }
 
@@ -48,7 +49,7 @@ pub fn excluded_matches(
         let mut hosts = rule.spec.hosts.iter().map(|host| fqdn(host, &rule.meta.namespace));
         hosts.any(|own| is_within(&host, &own) || is_within(&own, &host))
     };
-    // The rules of Gateway API are for one gateway or service each.
+    // Each internal VirtualService of Gateway API is for one gateway or service.
     let written = |rule: &&Typed<VirtualService>| rule.spec.derived.is_none();
     let rules = world.all_virtual_services().filter(written).filter(of_host);
     let mut found: Vec<ExcludedMatch> = rules.flat_map(|rule| search.of_rule(rule, &host)).collect();
@@ -76,7 +77,7 @@ impl Search<'_> {
         let mut found =
             if self.view.role == Role::Router { self.at_gateway(rule) } else { self.at_sidecar(rule, host) };
         if rule.spec.hosts.iter().any(|host| host == "*") {
-            // A VirtualService for all hosts says nothing about this one, unless it applies.
+            // A VirtualService for all hosts is not meant for this one in particular: only its matches are shown.
             found.retain(|found| found.field.contains(".match["));
         }
         found
@@ -91,8 +92,12 @@ impl Search<'_> {
         match bound.into_iter().find(|name| served.contains(name)) {
             Some(gateway) => self.matches(rule, Some(&gateway)),
             None => {
-                let has = if served.is_empty() { "no Gateway".to_owned() } else { served.join(", ") };
-                vec![whole(rule, "spec.gateways", format!("gateway {has}, expected: {}", gateways(rule)))]
+                let has = if served.is_empty() {
+                    "no gateway".to_owned()
+                } else {
+                    format!("gateway {}", served.join(", "))
+                };
+                vec![whole(rule, "spec.gateways", format!("{has}, expected: {}", gateways(rule)))]
             }
         }
     }

@@ -21,7 +21,7 @@ pub(super) fn compile(scope: &Scope<'_>, services: &[&Typed<Service>]) -> NameTa
     NameTable { table }
 }
 
-/// Returns a service's virtual addresses, or those of its endpoints if it is headless.
+/// Returns a service's virtual addresses, or those of its ready endpoints if it is headless.
 fn name_info(scope: &Scope<'_>, service: &Typed<Service>) -> NameInfo {
     let ips = if service.spec.headless {
         let port = service.spec.ports.first();

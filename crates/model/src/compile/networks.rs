@@ -70,8 +70,8 @@ pub(super) fn mutual_only<'a>(mut groups: Vec<LocalityGroup<'a>>) -> Vec<Localit
     groups
 }
 
-/// Returns the factor by which the weights of endpoints are multiplied, so that they can be divided among the gateways
-/// of any network: the least common multiple of their numbers.
+/// Returns the factor by which the weights of endpoints are multiplied: the least common multiple of the numbers of
+/// gateways of the networks. So each weight can be divided among the gateways of any network.
 fn scale(gateways: &BTreeMap<&str, Vec<NetworkGateway>>, cluster: &str) -> u32 {
     let numbers = gateways.values().flat_map(|all| {
         let here = all.iter().filter(|gateway| gateway.cluster == cluster).count();
@@ -103,7 +103,7 @@ fn of_group<'a>(
         endpoint.load_balancing_weight = uint32(weight);
         let network = scope.network_of(&member);
         let selected = selected(gateways.get(network).map_or(&[][..], Vec::as_slice), scope.cluster_id);
-        // A client whose network is unknown takes the gateways too.
+        // A client whose network is unknown uses the gateways too.
         let is_direct = network.is_empty() || scope.network == network;
         if is_direct || selected.is_empty() {
             if member.address != Address::Hidden {
@@ -122,7 +122,7 @@ fn of_group<'a>(
         }
     }
     if made.members.len() == count {
-        // The sum of the weights may be less than theirs: the addresses of one name count once.
+        // The weight of the locality may be less than the sum: all addresses of one name count once.
         let sum = made.made.load_balancing_weight.map_or(0, |weight| weight.value);
         made.made.load_balancing_weight = uint32(sum.saturating_mul(scale));
         return made;
@@ -137,7 +137,7 @@ fn of_group<'a>(
     made
 }
 
-/// Returns the gateways to use: those of the cluster of the endpoints if there are any.
+/// Returns the gateways to use: those of the client's cluster, or all if it has none. Endpoints are of this cluster.
 fn selected<'a>(all: &'a [NetworkGateway], cluster: &str) -> Vec<&'a NetworkGateway> {
     let here: Vec<_> = all.iter().filter(|gateway| gateway.cluster == cluster).collect();
     if here.is_empty() { all.iter().collect() } else { here }
@@ -164,7 +164,7 @@ fn refresh_weight(made: &mut endpoint::LocalityLbEndpoints) {
     made.load_balancing_weight = uint32(sum).filter(|_| !made.lb_endpoints.is_empty());
 }
 
-/// Returns a gateway as an endpoint of the model, whose labels priorities compare.
+/// Returns a gateway as an endpoint of the model. Its labels decide its priority.
 fn gateway_member(gateway: &NetworkGateway) -> Endpoint {
     let labels = [(NETWORK, &gateway.network), (CLUSTER, &gateway.cluster)];
     let labels = labels.map(|(key, value)| (key.to_owned(), value.clone())).into();

@@ -2,7 +2,7 @@
 //!
 //! Fields of packed messages have the order in which Go writes them: members of a `oneof` last. Either order encodes
 //! the same message. But Go's `proto.Equal` compares what is packed in an `Any` as bytes, and so do the tools that
-//! compare our configuration with istiod's. Only packed messages with fields behind a `oneof` need a row here.
+//! compare our configuration with istiod's. Only packed messages with fields after a `oneof` need a row here.
 //!
 //! Entries of maps are sorted. prost keeps them in hash maps and writes them in any order. Without sorting, the same
 //! resource would get a new fingerprint each time it is compiled, and would be sent again.

@@ -48,7 +48,7 @@ pub(super) fn socket(address: impl Into<String>, port: u16) -> core::SocketAddre
     }
 }
 
-/// Returns an address of any kind with an IP address and port.
+/// Returns an address message with an IP address and port.
 pub(super) fn address(address: impl Into<String>, port: u16) -> core::Address {
     core::Address { address: Some(core::address::Address::SocketAddress(socket(address, port))) }
 }

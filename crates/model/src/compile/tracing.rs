@@ -55,7 +55,7 @@ impl<'a> Spans<'a> {
     }
 }
 
-/// Returns whether spans are reported.
+/// Returns whether spans are reported: not disabled, and to a provider whose service is known.
 pub(super) fn can_report(world: &World, spans: &Spans<'_>) -> bool {
     !spans.is_disabled && spans.provider.is_some_and(|name| is_tracer(world, name))
 }
@@ -210,7 +210,7 @@ fn custom_tag(name: &str, tag: &telemetry::CustomTag) -> Option<CustomTag> {
     Some(CustomTag { tag: name.to_owned(), r#type: Some(kind) })
 }
 
-/// Returns the tags of all spans of Istio's proxies.
+/// Returns the tags that all spans of Istio's proxies have.
 fn istio_tags(world: &World, view: &ProxyView) -> Vec<CustomTag> {
     let dry_run = [
         ("istio.authorization.dry_run.allow_policy.name", "istio_dry_run_allow_shadow_effective_policy_id"),

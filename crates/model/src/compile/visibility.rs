@@ -1,8 +1,8 @@
 //! Services and VirtualServices that a client sees by its Sidecar.
 //!
 //! A client has clusters for the services of all egress listeners, and for the destinations of the VirtualServices that
-//! it sees. An egress listener with a port has the services that it names. One without a port has the services of all
-//! other ports.
+//! it sees. An egress listener with a port applies to this port alone. One without a port gives clusters for all ports
+//! of its services, but routes only for the ports that no other listener has.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -73,7 +73,7 @@ impl<'a> Scope<'a> {
         seen
     }
 
-    /// Returns the services to which routes lead by the name of the service, with the ports that they have there.
+    /// Returns the services whose names have routes, with the ports of these routes.
     pub(super) fn routed_services(&self) -> impl Iterator<Item = Arc<Typed<Service>>> {
         let listeners = self.egress_listeners();
         self.world.services().filter(|service| self.sees(service)).filter_map(move |service| {
@@ -172,7 +172,7 @@ impl<'a> Scope<'a> {
 /// Policy of a client for traffic to unknown destinations.
 pub(super) struct UnknownDestinations {
     pub(super) mode: OutboundMode,
-    /// Cluster of connections.
+    /// Cluster for TCP connections to unknown destinations.
     pub(super) cluster: String,
 }
 

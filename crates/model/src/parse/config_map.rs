@@ -1,5 +1,5 @@
-//! ConfigMaps: the mesh configuration and the networks of the mesh, which are YAML within a text, and allocated
-//! addresses.
+//! ConfigMaps: the mesh configuration and the networks of the mesh, which are YAML within a text, allocated addresses,
+//! and root certificates.
 
 use std::sync::Arc;
 

@@ -45,7 +45,7 @@ pub(crate) struct Decoded<T> {
 
 /// Maximum number of errors reported for one object.
 const MAX_ERRORS: usize = 20;
-/// Maximum number of unknown fields reported for one object.
+/// Maximum number of unknown fields reported for one object, and of errors in its check against Kubernetes' types.
 pub(super) const MAX_UNKNOWN: usize = 100;
 
 /// Decodes a tree. A field with an error is removed and the rest decoded again, so that all errors are reported at
@@ -84,7 +84,7 @@ pub(crate) fn path_text(path: &[Segment]) -> String {
     text
 }
 
-/// Removes the map entry at this path, or the nearest enclosing one.
+/// Removes the map entry at this path, or the nearest enclosing one. Returns false if there is none.
 fn remove(node: &mut Node, path: &[Segment]) -> bool {
     let Some(last) = path.iter().rposition(|segment| matches!(segment, Segment::Key(_))) else {
         return false;
@@ -126,7 +126,7 @@ impl Path<'_> {
     }
 }
 
-/// Error on the way up; boxed, to keep the results of successful calls small.
+/// Error that a deserializer returns; boxed, to keep the results of successful calls small.
 #[derive(Debug)]
 struct DecodeError(Box<FieldError>);
 
@@ -135,7 +135,7 @@ impl DecodeError {
         Self(Box::new(FieldError { code, path: Vec::new(), line: 0, message, remedy }))
     }
 
-    /// Adds the fields of the mapping that is expected in place of another value.
+    /// Sets a remedy that shows how to write the expected mapping; none for a mapping with more than 8 fields.
     fn with_fields(mut self, node: &Node, fields: &[&str]) -> Self {
         if fields.len() > 8 {
             return self;

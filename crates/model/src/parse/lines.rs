@@ -24,7 +24,8 @@ pub(super) fn origin(file: &Arc<str>, node: &Node, object: &Object, all_lines: b
     }
 }
 
-/// Returns the lines of the fields that are checked against other objects later; for some kinds those of all fields.
+/// Returns the lines of the fields that are checked against other objects later: the service account of a template,
+/// all fields of `spec` for some kinds. With `all`, returns those of all fields in `spec` and `data`.
 fn lines_of(node: &Node, object: &Object, all: bool) -> Option<Arc<Lines>> {
     if let Object::Template(template) = object
         && !all

@@ -1,8 +1,8 @@
 //! Kubernetes' types, against which objects are checked as by the API server.
 //!
-//! The file `kubernetes.txt` holds them, generated from the API server's OpenAPI document. A field that is missing or
-//! of another type refuses the object, and so does a misspelt one, as with `kubectl apply`. Other unknown fields are
-//! only reported: they may be newer than the types.
+//! The file `kubernetes.txt` holds them, generated from the API server's OpenAPI document. A required field
+//! that is missing refuses the object, and so does a field of another type or with a misspelt name, as with
+//! `kubectl apply`. Other unknown fields are only reported: they may be newer than the types.
 
 use std::{collections::HashMap, sync::LazyLock};
 
@@ -44,7 +44,7 @@ struct Field {
 pub(super) struct Checked {
     /// Errors, which refuse the object.
     pub(super) errors: Vec<FieldError>,
-    /// Unknown fields that are not misspelt ones.
+    /// Other unknown fields, which are only reported.
     pub(super) unknown: Vec<FieldError>,
     path: Vec<Segment>,
 }

@@ -90,7 +90,7 @@ fn exclusive(made: &DynamicMessage, field: &FieldDescriptor, path: &str) -> Resu
     let other = oneof.fields().find(|other| other != field && made.has_field(other));
     match other {
         Some(other) => {
-            let message = format!("cannot stand beside {}", other.name());
+            let message = format!("is not allowed together with {}", other.name());
             Err(TypeMismatch::new(path, message, "keep one of them"))
         }
         None => Ok(()),

@@ -72,7 +72,7 @@ fn errors_name_the_field() {
     let both = json!({"type": "STATIC", "cluster_type": {"name": "x"}});
     let (field, message, _) = refused(CLUSTER, both);
     assert!(field == "type" || field == "cluster_type", "{field}");
-    assert!(message.starts_with("cannot stand beside"), "{message}");
+    assert!(message.starts_with("is not allowed together with"), "{message}");
 }
 
 #[test]

@@ -73,8 +73,7 @@ pub(super) fn check(mesh: &MeshConfig, findings: &mut Findings) {
     }
 }
 
-/// Returns the content of a ConfigMap that has no settings: its certificates, if it has some and nothing else in that
-/// key.
+/// Returns the content of a ConfigMap that has no settings: its root certificates, if the key contains nothing else.
 pub(crate) fn root_map(data: &Labels) -> ConfigMap {
     match data.get(ROOTS_KEY) {
         Some(pem) if check_pem(pem).is_ok() => ConfigMap::Roots(pem.as_str().into()),

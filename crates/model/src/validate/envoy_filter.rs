@@ -19,7 +19,7 @@ pub(crate) fn envoy_filter(spec: &EnvoyFilter) -> Vec<Finding> {
         findings.add(
             Code::ExclusiveFields,
             "spec.targetRefs",
-            "cannot stand beside workloadSelector",
+            "is not allowed together with workloadSelector",
             "keep one of them",
         );
     }

@@ -67,7 +67,7 @@ pub(crate) fn gateway(spec: &Gateway) -> Vec<Finding> {
             );
         }
         if !server.default_endpoint.is_empty() {
-            let message = "has no effect, in Istio neither";
+            let message = "has no effect, as in Istio";
             findings.add(Code::NoEffect, format!("{field}.defaultEndpoint"), message, "use a VirtualService");
         }
         check_tls(server, &field, &mut findings);
@@ -95,7 +95,7 @@ fn check_port(server: &Server, field: &str, findings: &mut Findings) {
         );
     }
     if of.target_port != 0 {
-        let message = "has no effect, in Istio neither";
+        let message = "has no effect, as in Istio";
         findings.add(
             Code::NoEffect,
             format!("{field}.port.targetPort"),
@@ -285,7 +285,7 @@ fn check_parameters(tls: &ServerTls, field: &str, findings: &mut Findings) {
         }
     }
     if tls.insecure_skip_verify == Some(true) && tls.mode != ServerTlsMode::IstioMutual {
-        // An error: ignored silently, clients would be refused; applied, anybody would be accepted.
+        // An error: if the field were ignored, clients would be refused; if it applied, any client would be accepted.
         let remedy = "use mode OPTIONAL_MUTUAL or SIMPLE";
         findings.add(
             Code::Unsupported,
@@ -314,7 +314,7 @@ fn check_conflicts(server: &Server, before: &[Server], field: &str, findings: &m
     });
     if conflicting {
         let message =
-            format!("port {number} is used by an earlier server with another protocol; this one is skipped");
+            format!("port {number} is used by an earlier server that cannot share it; this one is skipped");
         findings.add(Code::ServerPortConflict, format!("{field}.port"), message, "use another port");
     }
     if plain(server) {

@@ -1,5 +1,5 @@
-//! Labels and annotations that control sidecars. A wrong one leaves a pod without the sidecar that enforces its
-//! policies.
+//! Labels and annotations that control sidecars. A wrong one may leave a pod without the sidecar that enforces
+//! its policies.
 
 use skysail_yaml::join;
 
@@ -67,17 +67,18 @@ const DEPRECATED: &[(&str, &str)] = &[
     ("sidecar.istio.io/statsInclusionSuffixes", "use proxyStatsMatcher in proxy.istio.io/config"),
     ("traffic.sidecar.istio.io/kubevirtInterfaces", "use istio.io/reroute-virtual-interfaces"),
 ];
-/// Image that injection replaces by that of the proxy.
+/// Image name that injection replaces by the image of the proxy.
 const AUTO: &str = "auto";
-/// User of the proxy.
+/// User id of the proxy.
 const PROXY_USER: i64 = 1337;
-/// Container of the proxy.
+/// Name of the container of the proxy.
 const PROXY: &str = "istio-proxy";
 
-/// Checks what injection does with a pod. `at` is the path of the pod or of the template.
+/// Checks a pod for deprecated annotations, the image `auto` without injection, and the user id of the proxy. `at` is
+/// the prefix of the paths of fields.
 pub(super) fn pod(spec: &PodSpec, labels: &Labels, annotations: &Labels, at: &str, findings: &mut Findings) {
     for (key, replacement) in DEPRECATED.iter().filter(|(key, _)| annotations.contains_key(*key)) {
-        // With both, the label is what counts, and the annotation is for older versions.
+        // If both exist, the label applies; the annotation is for older versions of Istio.
         if *key != INJECT || !labels.contains_key(INJECT) {
             let field = join(&format!("{at}metadata.annotations"), key);
             findings.add(Code::DeprecatedAnnotation, field, "is deprecated", *replacement);
@@ -150,7 +151,7 @@ const REVISION: &str = "istio.io/rev";
 
 fn of_namespace(labels: &Labels, findings: &mut Findings) {
     if labels.contains_key(NAMESPACE_LABEL) && labels.contains_key(REVISION) {
-        let message = "decides about injection beside istio-injection, which takes precedence";
+        let message = "controls injection too, but istio-injection takes precedence";
         let field = join("metadata.labels", REVISION);
         findings.add(Code::InjectionLabels, field, message, "remove one of the labels");
     }

@@ -70,7 +70,7 @@ fn settings(kind: Kind, meta: &Meta, findings: &mut Findings) {
     let is_gateway = matches!(kind, Kind::Service | Kind::KubernetesGateway);
     if is_gateway && meta.labels.get(GATEWAY_PORT).is_some_and(|port| port.parse::<NonZeroU16>().is_err()) {
         let field = join("metadata.labels", GATEWAY_PORT);
-        let message = "is no port, so port 15443 applies";
+        let message = "is not a port, so port 15443 applies";
         findings.add(Code::NoEffect, field, message, "write a port from 1 to 65535");
     }
 }

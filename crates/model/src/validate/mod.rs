@@ -1,7 +1,7 @@
 //! Validation of single objects, as by Istio's admission webhook and the API server.
 //!
-//! These are pure checks of typed objects; each finding has field, message and remedy. The World checks what spans
-//! several objects.
+//! These are pure checks of typed objects; each finding has field, message and remedy. The World checks relations
+//! between objects.
 
 mod ca_certificates;
 mod destination_rule;
@@ -163,7 +163,7 @@ fn port(number: u32, field: &str, findings: &mut Findings) {
     }
 }
 
-/// Returns whether Envoy's enumeration of statuses has a status. It refuses local responses with others.
+/// Returns whether Envoy's enumeration of statuses has a status. Envoy refuses local responses with other statuses.
 fn is_known_status(status: u32) -> bool {
     matches!(status,
         200..=208 | 226 | 300..=305 | 307..=308 | 400..=417 | 421..=424 | 426 | 428..=429 | 431

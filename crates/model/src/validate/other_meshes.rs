@@ -4,10 +4,10 @@ use skysail_yaml::{Node, Value, join};
 
 use super::{Code, Finding, Findings};
 
-/// Domain and mesh.
+/// Domains of keys, each with its mesh.
 const DOMAINS: &[(&str, &str)] = &[("linkerd.io", "Linkerd"), ("openservicemesh.io", "Open Service Mesh")];
 
-/// Key and counterpart.
+/// Keys of other meshes, each with the remedy that names Istio's counterpart.
 const COUNTERPARTS: &[(&str, &str)] = &[
     ("linkerd.io/inject", "use the label sidecar.istio.io/inject"),
     ("config.linkerd.io/skip-inbound-ports", "use traffic.sidecar.istio.io/excludeInboundPorts"),

@@ -14,7 +14,7 @@ use crate::clause::{Clause, claim_path};
 /// Methods of RFC 9110 and RFC 5789.
 const METHODS: &[&str] = &["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"];
 
-/// Attributes that `when` may name. Those that end in `[` take a name in brackets.
+/// Attributes that `when` may name. Those that end in `[` take a name in brackets; one that ends in `.` is a prefix.
 const CONDITIONS: &[&str] = &[
     "request.headers[",
     "source.ip",

@@ -135,7 +135,12 @@ fn endpoints(spec: &ServiceEntry, findings: &mut Findings) {
     if let Some(selector) = &spec.workload_selector {
         let field = "spec.workloadSelector";
         if count > 0 {
-            findings.add(Code::ExclusiveFields, field, "cannot stand beside endpoints", "keep one of them");
+            findings.add(
+                Code::ExclusiveFields,
+                field,
+                "is not allowed together with endpoints",
+                "keep one of them",
+            );
         }
         if selector.labels.is_empty() {
             let remedy = "name labels of the workloads that are its endpoints";
@@ -148,7 +153,7 @@ fn endpoints(spec: &ServiceEntry, findings: &mut Findings) {
         }
         if matches!(spec.resolution, Resolution::None | Resolution::DynamicDns) {
             let remedy = "write resolution: STATIC or DNS";
-            findings.add(Code::NoEffect, field, "has no effect with resolution NONE and DYNAMIC_DNS", remedy);
+            findings.add(Code::NoEffect, field, "has no effect with resolution NONE or DYNAMIC_DNS", remedy);
         }
     }
     let sockets = spec.endpoints.iter().any(|endpoint| endpoint.address.starts_with(UNIX));
@@ -165,7 +170,7 @@ fn endpoints(spec: &ServiceEntry, findings: &mut Findings) {
     }
 }
 
-/// Checks an entry whose hosts are those of requests and connections.
+/// Checks an entry with resolution DYNAMIC_DNS: proxies resolve the host of each request or connection.
 fn dynamic_dns(spec: &ServiceEntry, findings: &mut Findings) {
     if !spec.endpoints.is_empty() {
         let remedy = "remove them; proxies resolve the host of each request";

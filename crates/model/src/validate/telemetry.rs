@@ -49,7 +49,7 @@ pub(crate) fn telemetry(spec: &Telemetry) -> Vec<Finding> {
                         findings.add(
                             Code::ExclusiveFields,
                             field,
-                            "has a value and is removed",
+                            "has a value, but operation REMOVE takes none",
                             "remove value",
                         );
                     }

@@ -7,8 +7,8 @@ use crate::{
 };
 use skysail_yaml::{Node, Value, join};
 
-/// Reports the fields of an object that the table marks. `found` has what other checks have found: their messages say
-/// more, so a field is not reported again if one of them is about it or about a part of it.
+/// Reports the fields of an object that the table marks. A field is left out if another check has reported it or a part
+/// of it (`found`), because that message is more specific.
 pub(crate) fn unsupported(kind: Kind, root: &Node, found: &[Finding]) -> Vec<Finding> {
     root.get("spec").map_or_else(Vec::new, |spec| reported(kind, spec, "spec", found))
 }
@@ -45,7 +45,7 @@ fn search(value: &Node, field: &str, at: (&Marked, usize), findings: &mut Findin
     within(value, field, at, findings);
 }
 
-/// Searches the fields of a value, and what is reported for certain values only.
+/// Searches the fields of a value. Also reports the value itself if the table marks this value of its field.
 fn within(value: &Node, field: &str, at: (&Marked, usize), findings: &mut Findings) {
     let (table, node) = at;
     match &value.value {

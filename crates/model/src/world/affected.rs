@@ -23,8 +23,8 @@ pub(super) struct ImportFacts {
 }
 
 impl World {
-    /// Returns the resources that depend on a Namespace. Its labels affect only internal objects of the Gateway API
-    /// ([`World::settle`]) and the topology.
+    /// Returns the resources that depend on a Namespace. Without `discoverySelectors`, its labels affect only internal
+    /// objects of the Gateway API ([`World::settle`]) and the topology.
     pub(super) fn changes_of_namespace(&self, name: &str) -> ChangeSet {
         let entry = self.namespaces.get("", name).map(|entry| &entry.object.meta.annotations);
         if !self.mesh().discovery_selectors.is_empty() {
@@ -38,7 +38,7 @@ impl World {
     }
 
     /// Returns the resources that depend on a PeerAuthentication: the listeners of its namespace, and the services with
-    /// endpoints there if a policy of the mesh disables mutual TLS.
+    /// endpoints there if any PeerAuthentication disables mutual TLS. One of the root namespace affects everything.
     pub(super) fn changes_of_peer_authentication(&self, namespace: &str, name: &str) -> ChangeSet {
         let policy = self.peer_authentications.get(namespace, name).map(|entry| &entry.object.spec);
         let Some(policy) = policy else { return ChangeSet::default() };
@@ -64,7 +64,7 @@ impl World {
     }
 
     /// Returns the resources that depend on a Sidecar beside those of the scopes of its workloads
-    /// ([`Grouping`](super::Grouping)): the listeners of its namespace.
+    /// ([`Grouping`](super::Grouping)): the listeners of its namespace. One of the root namespace affects everything.
     pub(super) fn changes_of_sidecar(&self, namespace: &str, name: &str) -> ChangeSet {
         let Some(entry) = self.sidecars.get(namespace, name) else { return ChangeSet::default() };
         if namespace == self.mesh().root_namespace {
@@ -106,7 +106,7 @@ impl World {
     /// between networks.
     pub(super) fn gateways_of_host(&self, host: &str) -> ChangeSet {
         if self.services.iter().any(|entry| entry.object.spec.external_name.is_some()) {
-            // A route may lead to it by another name.
+            // A route may have the name of an ExternalName Service that stands for the host.
             return ChangeSet { gateway_routes: true, ..ChangeSet::default() };
         }
         let mut gateways: BTreeSet<Labels> =
@@ -173,7 +173,7 @@ impl World {
         rules.any(|rule| has_hash(&rule.spec))
     }
 
-    /// Returns what clients with a Sidecar see because of an object, which is a VirtualService.
+    /// Returns the properties of a VirtualService that decide what clients with a Sidecar see; `None` for other kinds.
     pub(super) fn imports_of(&self, key: &ObjectKey) -> Option<ImportFacts> {
         let entry = Some(key).filter(|key| key.kind == Kind::VirtualService && self.has_sidecars());
         let entry = entry.and_then(|key| self.virtual_services.get(&key.namespace, &key.name))?;

@@ -1,8 +1,8 @@
 //! Addresses that the control plane allocates to hosts of ServiceEntries without any, for proxies that answer DNS.
 //!
 //! The hash of a host chooses its slot, so that an address survives a restart. Of several hosts with one slot the first
-//! by name has it. The others, in order of their names, have the next free slots; none if all are taken. The result
-//! depends only on the set of hosts, not on the order of events.
+//! by name has it, unless a ServiceEntry itself has an address of the slot. The others, in order of their names, have
+//! the next free slots; none if all are taken. The result depends only on the entries, not on the order of events.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,7 +11,7 @@ use std::{
 
 use crate::api::{ServiceEntry, service_entry::host_of};
 
-/// Slots of a third byte: the last byte is neither 0 nor 255.
+/// Number of slots for each third byte: the last byte is neither 0 nor 255.
 const LAST_BYTES: u16 = 254;
 /// Number of slots.
 const SLOTS: u16 = 256 * LAST_BYTES;
@@ -27,9 +27,9 @@ pub(super) struct AutoAddresses {
     hosts: BTreeMap<String, usize>,
     /// Hosts by the slot of their hash.
     by_slot: BTreeMap<u16, BTreeSet<String>>,
-    /// Number of entries that write the address of a slot themselves.
+    /// Number of times that an address of a slot is in `addresses` or in the status of an entry.
     written: BTreeMap<u16, usize>,
-    /// Slots with more than one host, or whose address is written.
+    /// Slots with several hosts, or with a host and a written address.
     contested: BTreeSet<u16>,
     /// Slots of hosts that do not have the slot of their hash; `None` if all are taken.
     moved: BTreeMap<String, Option<u16>>,

@@ -70,7 +70,7 @@ pub struct Effects<'a> {
     after: &'a World,
     /// Fields with errors, by object.
     errors: HashMap<&'a str, Vec<&'a str>>,
-    /// Made when a policy is described.
+    /// Made when the first policy is described.
     workloads: OnceCell<Workloads<'a>>,
 }
 

@@ -17,12 +17,13 @@ use crate::{
 pub struct Resolved {
     /// All addresses.
     pub addresses: BTreeSet<IpAddr>,
-    /// The address of each family used where one is enough (`DNS_ROUND_ROBIN`).
+    /// One address of each family, for services with resolution `DNS_ROUND_ROBIN`.
     pub current: BTreeSet<IpAddr>,
 }
 
 impl World {
-    /// Returns the names of endpoints to look up, each with the services that use it ("NAMESPACE/HOST").
+    /// Returns the names of endpoints and of network gateways to look up, each with its users: services
+    /// (`NAMESPACE/HOST`) and "gateway of a network".
     pub fn names_to_resolve(&self) -> BTreeMap<Arc<str>, Vec<String>> {
         let text = |(namespace, host): &(String, String)| format!("{namespace}/{host}");
         let mut names: BTreeMap<Arc<str>, Vec<String>> = self
@@ -135,8 +136,8 @@ impl World {
         self.services.insert(Arc::new(service), origin);
     }
 
-    /// Returns the service of a host in a namespace. The oldest entry defines it; as in Istio, the others of the
-    /// namespace add their ports and endpoints.
+    /// Returns the service of a host in a namespace. The oldest entry defines it. As in Istio, the others of the
+    /// namespace that [agree](merges) with it add their ports, endpoints and addresses.
     fn merged(&self, namespace: &str, host: &str) -> Option<(Typed<Service>, Origin)> {
         let entries = self.entry_hosts.get(host).filter(|(of, _)| of == namespace);
         let entries = entries.filter_map(|(namespace, name)| self.service_entries.get(namespace, name));
@@ -223,14 +224,16 @@ impl World {
     }
 }
 
-/// Returns whether an entry adds to the service of an older one with the same host and namespace.
+/// Returns whether an entry adds to the service of an older one with the same host and namespace: resolution, location
+/// and selector must be equal.
 pub(super) fn merges(first: &ServiceEntry, other: &ServiceEntry) -> bool {
     first.resolution == other.resolution
         && first.location == other.location
         && first.selector() == other.selector()
 }
 
-/// Adds the ports and endpoints of another service with the same host. An endpoint serves the ports of its own entry.
+/// Adds the ports, endpoints and addresses of another service with the same host. An endpoint serves the ports of its
+/// own entry.
 fn merge(service: &mut Typed<Service>, other: Typed<Service>) {
     let ports_of = |service: &Service| service.ports.iter().map(|port| port.port).collect::<Arc<[u16]>>();
     let (first, second) = (ports_of(&service.spec), ports_of(&other.spec));

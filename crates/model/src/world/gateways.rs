@@ -39,7 +39,7 @@ impl World {
     }
 
     /// Returns the VirtualServices that are bound to a Gateway (`NAMESPACE/NAME`) and visible to a proxy of this
-    /// namespace. As in Istio, those that are visible there only come first, then by age.
+    /// namespace. As in Istio, those with a narrower `exportTo` come first, then the older ones.
     pub(crate) fn gateway_rules(&self, gateway: &str, client_namespace: &str) -> Vec<BoundRule<'_>> {
         let bound = |entry: &&Entry<VirtualService>| {
             let (spec, namespace) = (&entry.object.spec, &entry.object.meta.namespace);
@@ -51,7 +51,7 @@ impl World {
         entries.into_iter().map(|entry| BoundRule::new(&entry.object)).collect()
     }
 
-    /// Returns whether an object is visible in its own namespace (0), in named namespaces (1) or everywhere (2).
+    /// Returns the breadth of `exportTo`: 0 for the own namespace alone, 1 for named namespaces, 2 for all.
     fn breadth(&self, entry: &Entry<VirtualService>) -> u8 {
         let list = self.virtual_service_export_to(entry);
         match list {
@@ -64,7 +64,7 @@ impl World {
 }
 
 /// Returns the Gateway (`NAMESPACE/NAME`) that a VirtualService of this namespace names, or `mesh`. Forms are
-/// `NAMESPACE/NAME`, `./NAME`, `NAME`, and the old `NAME.NAMESPACE.svc.cluster.local`.
+/// `NAMESPACE/NAME`, `./NAME`, `NAME`, and the old `NAME.NAMESPACE` and `NAME.NAMESPACE.svc.cluster.local`.
 pub(crate) fn gateway_name(name: &str, namespace: &str) -> String {
     if name == "mesh" {
         return name.to_owned();

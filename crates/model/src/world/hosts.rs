@@ -84,8 +84,8 @@ impl World {
         namespaces.into_iter().filter_map(move |namespace| self.services.get(namespace, host))
     }
 
-    /// Returns whether clients of this namespace use this service for its host. If several namespaces define the host
-    /// in ServiceEntries, that of the client's namespace takes precedence, then the oldest.
+    /// Returns whether clients of this namespace use this service for its host. If visible ServiceEntries of several
+    /// namespaces define the host, that of the client's namespace takes precedence, then the oldest.
     pub fn service_chosen(&self, service: &Typed<Service>, namespace: &str) -> bool {
         if service.spec.entry_host.is_none() {
             return true;
@@ -101,7 +101,7 @@ impl World {
         first.is_some_and(|first| first.object.meta.namespace == service.meta.namespace)
     }
 
-    /// Returns whether services and routing objects of a namespace are used (`discoverySelectors`).
+    /// Returns whether `discoverySelectors` select a namespace, so that its services and routing objects are used.
     pub fn discovers(&self, namespace: &str) -> bool {
         let selectors = &self.mesh().discovery_selectors;
         selectors.is_empty() || selectors.iter().any(|selector| self.selects_namespace(selector, namespace))
@@ -179,7 +179,7 @@ impl World {
             };
             match derived.map(|derived| derived.port) {
                 None => true,
-                // Routes of connections.
+                // A TCPRoute or TLSRoute routes no requests.
                 Some(_) if entry.object.spec.http.is_empty() => false,
                 Some(Some(wanted)) => wanted == port,
                 Some(None) => !entries.iter().any(specific),
@@ -192,7 +192,8 @@ impl World {
         found.map(|entry| &entry.object)
     }
 
-    /// Returns the same, of those that `keep` selects.
+    /// Returns the VirtualService of a host as [`World::virtual_service`] does, but only of those that `keep` selects,
+    /// and also one without HTTP rules.
     pub(crate) fn virtual_service_where(
         &self,
         host: &str,

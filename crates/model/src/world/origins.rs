@@ -7,7 +7,8 @@ use crate::{
 };
 
 impl World {
-    /// Returns where an object was read; `None` if it does not exist.
+    /// Returns where an object was read; `None` if it does not exist. A ConfigMap of any name has the origin of the
+    /// mesh configuration.
     pub fn origin(&self, key: &ObjectKey) -> Option<&Origin> {
         let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
         macro_rules! at {
@@ -58,7 +59,7 @@ impl World {
         }
     }
 
-    /// Returns the field of the rule of a RateLimitPolicy with this name. For explanations.
+    /// Returns the field of a RateLimitPolicy's rule by the name of the rule. For explanations.
     pub fn limit_rule(&self, policy: &ObjectKey, rule: &str) -> Option<String> {
         let entry = self.rate_limit_policies.get(&policy.namespace, &policy.name)?;
         let mut rules = entry.object.spec.rules.iter().enumerate();

@@ -21,7 +21,7 @@ const GATEWAY_GROUP: &str = "gateway.networking.k8s.io";
 impl World {
     /// Returns the mode of mutual TLS on a container port of a workload. It comes from the oldest policy that selects
     /// the workload, otherwise from the namespace's policy, otherwise from the mesh's. `UNSET` inherits from the next.
-    /// Never [`MtlsMode::Unset`].
+    /// The default is [`MtlsMode::Permissive`]; the result is never [`MtlsMode::Unset`].
     pub fn peer_mode(&self, namespace: &str, labels: &Labels, port: u16) -> MtlsMode {
         let workload = self.workload_policy(namespace, labels);
         let of_port = workload.and_then(|entry| entry.object.spec.port_level_mtls.get(&port.to_string()));
@@ -53,7 +53,8 @@ impl World {
         (others, ports)
     }
 
-    /// Returns the mode from the workload's policy, otherwise from its namespace's, otherwise from the mesh's.
+    /// Returns the mode from the workload's policy, otherwise from its namespace's, otherwise from the mesh's. The
+    /// default is `PERMISSIVE`.
     fn mode_with(&self, workload: Option<&Entry<PeerAuthentication>>, namespace: &str) -> MtlsMode {
         let mode = |entry: Option<&Entry<PeerAuthentication>>| {
             entry?.object.spec.mtls.map(|mtls| mtls.mode).filter(|mode| *mode != MtlsMode::Unset)
@@ -106,7 +107,7 @@ impl World {
         policies
     }
 
-    /// Returns whether an ALLOW policy applies to a workload.
+    /// Returns whether an ALLOW policy that is not a dry run applies to a workload.
     pub(super) fn has_allow_policy(&self, namespace: &str, labels: &Labels) -> bool {
         let of_namespaces = [self.mesh().root_namespace.as_str(), namespace].into_iter();
         let mut policies = of_namespaces.flat_map(|of| self.applying(of, of == namespace, labels));
@@ -159,8 +160,8 @@ pub(super) fn is_wide(selector: Option<&WorkloadSelector>) -> bool {
     selector.is_none_or(|selector| selector.match_labels.is_empty())
 }
 
-/// Returns whether a policy applies to a workload. Policies attached to objects apply to the proxies of a Gateway of
-/// their own namespace (`own`); the other targets of Istio concern its waypoints.
+/// Returns whether a policy applies to a workload. Policies attached to objects apply to the proxies of a Gateway
+/// in their own namespace (`own`); the other targets of Istio concern its waypoints.
 pub(super) fn applies<'a>(
     selector: Option<&WorkloadSelector>,
     targets: impl Iterator<Item = &'a TargetRef>,

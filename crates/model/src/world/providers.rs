@@ -74,7 +74,7 @@ impl World {
         let http = provider.envoy_ext_authz_http.as_ref().map(|of| (&of.service, of.port));
         let grpc = provider.envoy_ext_authz_grpc.as_ref().map(|of| (&of.service, of.port));
         let (service, port) =
-            http.or(grpc).ok_or_else(|| format!("provider {name:?} is no external authorizer"))?;
+            http.or(grpc).ok_or_else(|| format!("provider {name:?} is not an external authorizer"))?;
         self.provider_cluster(service, port).map(|_| provider)
     }
 

@@ -44,7 +44,7 @@ const GATEWAY: &[ResourceType] = &[ResourceType::Listener, ResourceType::Route, 
 pub struct Reach<'a> {
     /// Types of the resources.
     pub types: Vec<ResourceType>,
-    /// Which resources of these types.
+    /// The resources of these types that are affected.
     pub resources: ReachedResources,
     applies: Box<dyn Fn(&ProxyView) -> bool + Send + Sync + 'a>,
 }
@@ -65,7 +65,7 @@ impl fmt::Debug for Reach<'_> {
 /// Some resources of a type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReachedResources {
-    /// Those of hosts (full names, or `*.suffix`), and the routes that whole ports have in common.
+    /// Those of hosts (full names, or `*.suffix`), and the route configurations of their ports.
     Hosts {
         /// Hosts.
         hosts: BTreeSet<String>,
@@ -398,8 +398,8 @@ fn reach_of_workloads<'a>(namespace: &'a str, selector: &'a Labels) -> Reach<'a>
     })
 }
 
-/// Returns the secrets that come from a Secret. As in Istio, a gateway gets those of its own namespace, and those that
-/// a Gateway of Gateway API may refer to.
+/// Returns the secrets that come from a Secret. As in Istio, a proxy gets those of its own namespace, and those that a
+/// Gateway of Gateway API may refer to.
 fn reach_of_secret<'a>(namespace: &str, name: &str) -> Vec<Reach<'a>> {
     let of = |names, applies: Box<dyn Fn(&ProxyView) -> bool + Send + Sync>| Reach {
         types: vec![ResourceType::Secret],

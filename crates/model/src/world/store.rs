@@ -35,7 +35,7 @@ impl<T> Default for Store<T> {
 }
 
 impl<T: Clone + PartialEq> Store<T> {
-    /// Adds or replaces an object. Returns false if it was equal.
+    /// Adds or replaces an object. Returns false if it is equal to the replaced one.
     pub(super) fn insert(&mut self, object: Arc<Typed<T>>, origin: Origin) -> bool {
         let names = Arc::make_mut(&mut self.0).entry(object.meta.namespace.clone()).or_default();
         let name = object.meta.name.clone();

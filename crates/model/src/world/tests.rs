@@ -318,7 +318,11 @@ fn a_service_entry_selects_pods_of_its_namespace() {
     world.apply(by_name.objects[0].0.clone(), by_name.objects[0].1.clone());
     assert!(endpoints(&world).is_empty(), "with DNS only WorkloadEntries are selected");
     for (from, to, expected) in [
-        ("resolution:", "endpoints: [{address: 10.0.0.1}]\n  resolution:", "cannot stand beside endpoints"),
+        (
+            "resolution:",
+            "endpoints: [{address: 10.0.0.1}]\n  resolution:",
+            "is not allowed together with endpoints",
+        ),
         ("{labels: {app: a}}", "{matchLabels: {app: a}}", "matchLabels"),
     ] {
         let parsed = crate::parse(&ENTRY.replace(from, to), "test.yaml");

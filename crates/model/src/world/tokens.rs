@@ -13,7 +13,7 @@ use crate::api::{Labels, RequestAuthentication, Typed, security::JwtRule};
 /// Timeout of a fetch if no rule sets one. Source: Istio's default.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Place where a key set is fetched.
+/// Source from which a key set is fetched.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum KeySource {
     /// URL of the key set.
@@ -103,7 +103,7 @@ impl World {
         fetches
     }
 
-    /// Sets a key set, JSON; `None` removes it. Returns false if it did not change.
+    /// Sets the key set of a source (JSON); `None` removes it. Returns false if it did not change.
     pub fn set_key_set(&mut self, source: &KeySource, now: Option<Arc<str>>) -> bool {
         if self.key_sets.get(source) == now.as_ref() {
             return false;

@@ -51,7 +51,7 @@ enum GatewayPlace {
     Unknown,
     /// The cluster of the control plane.
     Here,
-    /// A Service of this name belongs to the network in each of these clusters.
+    /// Each of these clusters: the gateway is a Service that the mesh networks name.
     Clusters(BTreeSet<String>),
 }
 
@@ -141,7 +141,7 @@ impl World {
         }
     }
 
-    /// Returns the endpoints that clients of a service prefer.
+    /// Returns which endpoints of a service its clients prefer.
     pub(crate) fn traffic_distribution(&self, service: &Typed<Service>) -> TrafficDistribution {
         let of_namespace = || {
             let namespace = self.namespaces.get("", &service.meta.namespace)?;

@@ -1,7 +1,7 @@
 //! Listeners and routes of gateways.
 //!
 //! The servers of all Gateways that select a proxy are merged by port ([`servers`]). Each port has one listener
-//! ([`listeners`]). Servers of HTTP in plain text share its routes; each HTTPS server has its own ([`routes`]).
+//! ([`listeners`]). Plain-text HTTP servers of a port share a route table; each HTTPS server has its own ([`routes`]).
 //! Certificates come from Secrets ([`secrets`]).
 
 mod filter_chains;

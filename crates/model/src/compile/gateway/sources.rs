@@ -1,4 +1,4 @@
-//! Objects behind the filter chains of gateways. For explanations.
+//! Objects from which the filter chains of gateways are compiled. Explanations show them.
 
 use super::{
     filter_chains::applies,
@@ -33,7 +33,7 @@ pub struct ServerSource {
     pub hosts: Vec<String>,
     /// Name of the route table; empty without HTTP.
     pub route_table: String,
-    /// The server is served. Otherwise an earlier server has its port, or one of its server names.
+    /// Whether the server is in effect; otherwise an earlier server has its port, route table or a server name.
     pub is_served: bool,
 }
 
@@ -78,8 +78,8 @@ pub fn gateway_servers(world: &World, view: &ProxyView) -> Vec<ServerSource> {
     found
 }
 
-/// Returns the VirtualService that makes a filter chain of TCP or forwarded TLS at a gateway, and its field. The chain
-/// has these server names on this port of the proxy.
+/// Returns the VirtualService from which a gateway's filter chain of TCP or forwarded TLS is compiled, and the field of
+/// its rule. The chain has these server names on this port of the proxy.
 pub fn gateway_l4_source(
     world: &World,
     view: &ProxyView,

@@ -1,4 +1,4 @@
-//! Addresses of hosts of ServiceEntries without any.
+//! Addresses of hosts whose ServiceEntry has none.
 
 use skysail_xds::istio::NameTable;
 

@@ -90,7 +90,7 @@ fn gateways_replace_the_endpoints_of_their_network() {
     assert_eq!(of(&in_network("near"), API), [&["0 10.1.0.1:8080 2 mutual"], &gateways[..]].concat());
     let v2 = "outbound|80|v2|api.shop.svc.cluster.local";
     assert_eq!(of(&in_network("near"), v2), gateways);
-    // No gateway leads to network near.
+    // Network near has no gateway.
     assert_eq!(of(&in_network("far"), API), [&["0 10.1.0.1:8080 2 mutual"], &far[..]].concat());
     // A client of an unknown network uses the gateways too.
     assert_eq!(of(&in_network(""), API), [&["0 10.1.0.1:8080 2 mutual"], &gateways[..]].concat());

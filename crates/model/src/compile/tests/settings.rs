@@ -17,7 +17,7 @@ spec:
   servers: [{port: {number: 8080, name: http, protocol: HTTP}, hosts: ["*"]}]
 "#;
 
-/// Returns the mesh configuration with these settings of proxies, in one line.
+/// Returns a mesh configuration with these settings, which are one line, and a Gateway.
 fn mesh(settings: &str) -> String {
     format!(
         "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: istio, namespace: istio-system}}\ndata:\n  mesh: |\n    \
@@ -109,10 +109,10 @@ fn a_pod_or_a_machine_changes_settings_of_the_mesh() {
     let on = serde_json::json!({"proxyHeaders": {"attemptCount": {"disabled": false}}, "concurrency": 2});
     assert!(!counts("web-1", "", serde_json::Value::Null));
     assert!(counts("web-1", "proxyHeaders: {attemptCount: {disabled: false}}", serde_json::Value::Null));
-    // Only a proxy without a known pod is what it declares.
+    // Settings that a proxy declares itself apply only if its pod is unknown.
     assert!(!counts("web-1", "", on.clone()));
     assert!(counts("machine", "", on));
-    // What cannot be read has no effect.
+    // Settings that cannot be read have no effect.
     let wrong = serde_json::json!({"proxyHeaders": 3});
     assert!(!counts("web-1", "proxyHeaders: [", wrong.clone()));
     assert!(!counts("machine", "", wrong));

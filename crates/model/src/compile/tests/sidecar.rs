@@ -1,8 +1,8 @@
-//! Effects of a Sidecar beyond the recordings.
+//! Effects of a Sidecar that the recordings of istiod do not show.
 
 use super::*;
 
-/// Services `a` and `b` of namespace `shop`, and `c` of namespace `other`, with ports 80 and 81.
+/// Services `a` (ports 80 and 81) and `b` (80 and 82) of namespace `shop`, and `c` (80) of namespace `other`.
 const SERVICES: &str = r"
 {apiVersion: v1, kind: Service, metadata: {name: a, namespace: shop}, spec: {clusterIP: 10.96.2.1, ports: [{name: http, port: 80}, {name: http-two, port: 81}]}}
 ---
@@ -21,7 +21,7 @@ fn made(more: &str) -> Resources {
     compile(&world(&format!("{SERVICES}{more}")), &view()).0
 }
 
-/// Returns the outbound clusters of HTTP as `PORT/SUBSET/SERVICE`.
+/// Returns the outbound clusters as `PORT/SUBSET/SERVICE`, without those of Service `db`.
 fn clusters_of(made: &Resources) -> Vec<String> {
     let names = made.iter(Kind::Cluster).filter_map(|one| one.name.strip_prefix("outbound|"));
     let short = |name: &str| name.trim_end_matches(".svc.cluster.local").replace('|', "/");
@@ -45,7 +45,7 @@ fn the_most_specific_sidecar_applies() {
     assert_eq!(clusters_of(&made(&format!("{root}{of_namespace}{other}"))), ["80//b.shop", "82//b.shop"]);
     let all = format!("{root}{of_namespace}{other}{of_workload}");
     assert_eq!(clusters_of(&made(&all)), ["80//a.shop", "81//a.shop"]);
-    // A selector in the root namespace selects nothing.
+    // In the root namespace, a Sidecar with a selector has no effect.
     assert_eq!(clusters_of(&made(&sidecar("all", "istio-system", with))).len(), 5);
 }
 
@@ -63,7 +63,7 @@ fn hosts_name_namespaces_and_wildcards() {
 fn an_egress_listener_serves_its_port_alone() {
     let spec = "{egress: [{port: {number: 80, protocol: HTTP}, hosts: [./b.shop.svc.cluster.local]}, {hosts: [./*]}]}";
     let made = made(&sidecar("s", "shop", spec));
-    // The last listener has all ports of its services, but routes of port 80 lead to the first one's only.
+    // The last listener gives clusters for all ports of its services, but port 80 has only the routes of the first.
     assert_eq!(clusters_of(&made), ["80//a.shop", "80//b.shop", "81//a.shop", "82//b.shop"]);
     assert_eq!(hosts_of(&made, "80"), ["b.shop.svc.cluster.local:80", "allow_any"]);
     assert!(hosts_of(&made, "81").contains(&"a.shop.svc.cluster.local:81".to_owned()));

@@ -18,8 +18,8 @@ data:
 ";
 const ROOTS: &str = include_str!("roots.txt");
 
-/// Returns a World of trust domain `west`. `ca_certificates` adds the second root for `east`, and the third for no
-/// domain in particular.
+/// Returns a World of trust domain `west`. `ca_certificates` adds the second root for `east`, and the third without a
+/// trust domain.
 fn west(ca_certificates: bool) -> World {
     let [_, east, extra] = roots();
     let indented = |pem: &str| pem.lines().map(|line| format!("        {line}\n")).collect::<String>();
@@ -47,7 +47,7 @@ fn trust(common: Option<CommonTlsContext>) -> SdsSecretConfig {
     }
 }
 
-/// Returns the sources of roots of the first port, inbound and outbound.
+/// Returns the sources of roots of port 3306, inbound and outbound.
 fn trusts(made: &Resources) -> [SdsSecretConfig; 2] {
     let typed = |socket: &core::TransportSocket| match &socket.config_type {
         Some(core::transport_socket::ConfigType::TypedConfig(any)) => any.clone(),

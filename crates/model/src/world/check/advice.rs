@@ -26,9 +26,8 @@ const SUPPRESS: &str = "galley.istio.io/analyze-suppress";
 const MAX_PAIRS: usize = 2_000_000;
 
 impl World {
-    /// Returns the diagnostics of [`World::validate`] and those of further analyses, with those of the files. Leaves
-    /// out what an annotation of the object suppresses. Certificates are compared with the time `now`, in seconds since
-    /// 1970.
+    /// Returns the diagnostics of [`World::validate`], of further analyses and `of_files`, without those that an
+    /// annotation of their object suppresses. `now` is the time for certificates, in seconds since 1970.
     pub fn analyze(&mut self, of_files: impl IntoIterator<Item = Diagnostic>, now: i64) -> Vec<Diagnostic> {
         self.settle();
         let mut report = Report::new(self, self.validate());

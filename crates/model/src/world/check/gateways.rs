@@ -52,7 +52,7 @@ impl<'a> Report<'a> {
             let field = format!("spec.gateways[{index}]");
             let world = self.world;
             let Some(gateway) = world.gateways.get(of, bare) else {
-                let message = format!("there is no Gateway {name}, so it has no effect there");
+                let message = format!("there is no Gateway {name}, so this entry has no effect");
                 let remedy = "add the Gateway, or write NAMESPACE/NAME";
                 self.report(about, Code::UnknownGateway, field, message, remedy);
                 continue;

@@ -48,14 +48,14 @@ impl World {
         named(String::new(), status.conditions).chain(listeners).chain(parents).collect()
     }
 
-    /// Returns the addresses of an Ingress that is served here: those outside of the cluster of its gateways' Services.
-    /// They may be names. `None` for other objects.
+    /// Returns the external addresses or names of the Services of an Ingress's gateways. They are empty if another
+    /// controller serves the Ingress. `None` for other objects.
     pub fn ingress_addresses(&self, key: &ObjectKey) -> Option<Vec<String>> {
         let entry = self.ingresses.get(&key.namespace, &key.name).filter(|_| key.kind == Kind::Ingress)?;
         if !self.is_served(entry) {
             return Some(Vec::new());
         }
-        // As in Istio, a Service that the mesh configuration names has precedence.
+        // As in Istio, a Service that the mesh configuration names takes precedence.
         let mesh = self.mesh();
         let named = Some(mesh.ingress_service.as_str()).filter(|name| !name.is_empty());
         let named = named.and_then(|name| self.service_named(&mesh.root_namespace, name));
@@ -66,7 +66,7 @@ impl World {
         Some(addresses.into_iter().cloned().collect())
     }
 
-    /// Returns the addresses outside of the cluster of the Services of gateways with these labels.
+    /// Returns the external addresses of the Services of gateways with these labels.
     fn addresses_of_gateways(&self, selector: &Labels) -> BTreeSet<&String> {
         let pods = self.pods().map(|pod| (&pod.meta.namespace, &*pod.meta.labels));
         let templates = self.templates().map(|template| (&template.meta.namespace, &template.spec.labels));
@@ -82,9 +82,7 @@ impl World {
                     format!("there is no IngressClass {name}")
                 }
                 Some(name) => format!("IngressClass {name} has another controller"),
-                None => {
-                    "the annotation of its class, or the lack of a class, names no controller here".to_owned()
-                }
+                None => "it names no class that the control plane serves".to_owned(),
             };
             return vec![fails("Accepted", "OtherClass", message)];
         }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::parse;
 
-/// Services of gateways, and networks by address, cluster and name.
+/// Networks by address and by cluster, and gateways by address, name, Service and Gateway.
 const MESH: &str = r#"
 apiVersion: v1
 kind: ConfigMap

@@ -70,7 +70,7 @@ impl Report<'_> {
                     let (number, first) = *by_target.entry(target).or_insert((port.port, name));
                     if first != name && number != port.port {
                         let message = format!(
-                            "Services {first} and {name} lead ports {number} and {} to one port of the container",
+                            "Services {first} and {name} map ports {number} and {} to the same port of the container",
                             port.port
                         );
                         let remedy = "use the same port in both Services";
@@ -104,8 +104,9 @@ impl Report<'_> {
         for (entry, first, index, place) in found {
             let about = ObjectReport { entry, kind: Kind::ServiceEntry };
             let first = ObjectReport { entry: first, kind: Kind::ServiceEntry }.name();
-            let message =
-                format!("{first} has {place} too, and connections name no host: they go to the older");
+            let message = format!(
+                "{first} has {place} too; all connections go to the older entry, because they name no host"
+            );
             let field = format!("spec.addresses[{index}]");
             self.report(
                 &about,
