@@ -75,6 +75,6 @@ fn the_world_indexes_bookinfo() {
         rule.spec.subsets.iter().map(|subset| subset.name.as_str()).collect::<Vec<_>>(),
         ["v1", "v2", "v3"]
     );
-    assert!(world.virtual_service("reviews.default.svc.cluster.local", "default").is_some());
+    assert!(world.virtual_service("reviews.default.svc.cluster.local", "default", |_| true).is_some());
     assert_eq!(world.mesh().trust_domain, "cluster.local");
 }

@@ -240,7 +240,8 @@ impl Run {
             if !self.entries.contains_key(source) {
                 let keys = self.context.sets.get(source);
                 changes.extend(keys.clone().map(|keys| (source.clone(), Some(keys))));
-                let entry = KeyEntry { next: Instant::now(), failures: 0, error: None, is_in_progress: false, keys };
+                let entry =
+                    KeyEntry { next: Instant::now(), failures: 0, error: None, is_in_progress: false, keys };
                 self.entries.insert(source.clone(), entry);
             }
         }

@@ -251,7 +251,7 @@ pub struct OpenTelemetry {
 pub struct OtlpHttp {
     /// Path of the collector.
     pub path: String,
-    /// Timeout of a report. Proxies refuse the configuration without one.
+    /// Timeout of a report; unset: 10 seconds.
     pub timeout: Option<Duration>,
     /// Headers of reports.
     pub headers: Vec<ProviderHeader>,

@@ -27,6 +27,9 @@ use crate::{
 const SAMPLING: f64 = 1.0;
 /// Timeout in seconds of a report to Zipkin.
 const ZIPKIN_TIMEOUT: i64 = 5;
+/// Timeout in seconds of a report over OTLP and HTTP without a setting. Envoy requires one. Source: the default of
+/// `OTEL_EXPORTER_OTLP_TIMEOUT`.
+const OTLP_TIMEOUT: i64 = 10;
 /// Path of a Zipkin collector.
 const ZIPKIN_PATH: &str = "/api/v2/spans";
 
@@ -119,7 +122,7 @@ fn opentelemetry(world: &World, view: &ProxyView, config: &OpenTelemetry) -> Opt
             made.http_service = Some(core::HttpService {
                 http_uri: Some(core::HttpUri {
                     uri: format!("{host}/{}", http.path.trim_start_matches('/')),
-                    timeout: http.timeout.map(|timeout| duration(timeout.0)),
+                    timeout: Some(http.timeout.map_or(seconds(OTLP_TIMEOUT), |timeout| duration(timeout.0))),
                     http_upstream_type: Some(core::http_uri::HttpUpstreamType::Cluster(cluster)),
                 }),
                 request_headers_to_add: headers(&http.headers),

@@ -132,11 +132,8 @@ impl<'a> Scope<'a> {
     /// Returns the VirtualService that routes a host.
     pub(super) fn virtual_service(&self, host: &str) -> Option<&'a Arc<Typed<VirtualService>>> {
         let listeners = self.egress_listeners();
-        if listeners.is_empty() {
-            return self.world.virtual_service(host, self.namespace);
-        }
         let imported = |rule: &Typed<VirtualService>| World::imports_rule(listeners, rule, self.namespace);
-        self.world.virtual_service_where(host, self.namespace, imported)
+        self.world.virtual_service(host, self.namespace, imported)
     }
 
     /// Returns the VirtualService that routes a port of a host.

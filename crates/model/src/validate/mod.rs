@@ -284,24 +284,19 @@ fn header_name(name: &str, field: &str, findings: &mut Findings) {
 /// Checks `exportTo`.
 fn export_to(list: &[String], field: &str, findings: &mut Findings) {
     for (index, entry) in list.iter().enumerate() {
-        let field = format!("{field}[{index}]");
+        let at = format!("{field}[{index}]");
         match entry.as_str() {
             "." | "*" | "~" => {}
             name if is_label_text(name, false) => {}
             name => findings.add(
                 Code::InvalidExportTo,
-                field,
+                at.clone(),
                 format!("{name:?} is not a valid namespace"),
                 "use \".\", \"*\" or a namespace",
             ),
         }
         if list.len() > 1 && entry == "~" {
-            findings.add(
-                Code::InvalidExportTo,
-                format!("{}[{index}]", "spec.exportTo"),
-                "\"~\" excludes all other values",
-                "remove the others",
-            );
+            findings.add(Code::InvalidExportTo, at, "\"~\" excludes all other values", "remove the others");
         }
     }
 }

@@ -98,7 +98,9 @@ fn items(items: &[VolumeItem], at: &str, findings: &mut Findings) {
 fn file(item: &VolumeItem, at: &str, findings: &mut Findings) {
     mode(item.mode, &format!("{at}.mode"), findings);
     let field = format!("{at}.path");
-    if !stays_in_folder(&item.path) {
+    if item.path.is_empty() {
+        findings.add(Code::MissingField, field, "is missing", "add the path of the file in the volume");
+    } else if !stays_in_folder(&item.path) {
         findings.add(Code::InvalidPath, field, format!("{:?} leads out of the volume", item.path), RELATIVE);
     } else if item.path.starts_with("..") {
         let message = format!("{:?} begins with \"..\", which is reserved", item.path);

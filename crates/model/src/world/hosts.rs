@@ -149,13 +149,20 @@ impl World {
     }
 
     /// Returns the VirtualService that routes requests to a host for sidecars of this namespace. The full name precedes
-    /// wildcards, longer wildcards precede shorter ones, and the oldest of several is used.
-    pub fn virtual_service(&self, host: &str, client_namespace: &str) -> Option<&Arc<Typed<VirtualService>>> {
-        self.virtual_service_entries(host, client_namespace).first().map(|entry| &entry.object)
+    /// wildcards, longer wildcards precede shorter ones, and the oldest of several is used. Only those with HTTP rules
+    /// that `keep` selects count.
+    pub fn virtual_service(
+        &self,
+        host: &str,
+        client_namespace: &str,
+        keep: impl Fn(&Typed<VirtualService>) -> bool,
+    ) -> Option<&Arc<Typed<VirtualService>>> {
+        self.virtual_service_entries(host, client_namespace, keep).first().map(|entry| &entry.object)
     }
 
     /// Returns the VirtualService that routes a port of a host for sidecars of this namespace. Among routes of Gateway
-    /// API, those of the client's namespace precede those of the service's. Only those that `keep` selects count.
+    /// API, those of the client's namespace precede those of the service's. Only those with HTTP rules that `keep`
+    /// selects count.
     pub fn virtual_service_on(
         &self,
         host: &str,
@@ -163,24 +170,16 @@ impl World {
         client_namespace: &str,
         keep: impl Fn(&Typed<VirtualService>) -> bool,
     ) -> Option<&Arc<Typed<VirtualService>>> {
-        let entries = most_specific(&self.virtual_service_hosts, host, |pattern| {
-            let visible = |entry: &&Entry<VirtualService>| {
-                self.virtual_service_visible(entry, client_namespace) && keep(&entry.object)
-            };
-            by_age(&self.virtual_services, &self.virtual_service_hosts, pattern, visible)
-        });
+        let entries = self.virtual_service_entries(host, client_namespace, keep);
         let has_port = |entry: &&&Entry<VirtualService>| {
             let derived = entry.object.spec.derived.as_ref();
             // The rules for all ports are also part of those for one port.
             let specific = |other: &&Entry<VirtualService>| {
                 other.object.meta.namespace == entry.object.meta.namespace
-                    && !other.object.spec.http.is_empty()
                     && other.object.spec.derived.as_ref().is_some_and(|other| other.port == Some(port))
             };
             match derived.map(|derived| derived.port) {
                 None => true,
-                // A TCPRoute or TLSRoute routes no requests.
-                Some(_) if entry.object.spec.http.is_empty() => false,
                 Some(Some(wanted)) => wanted == port,
                 Some(None) => !entries.iter().any(specific),
             }
@@ -192,33 +191,19 @@ impl World {
         found.map(|entry| &entry.object)
     }
 
-    /// Returns the VirtualService of a host as [`World::virtual_service`] does, but only of those that `keep` selects,
-    /// and also one without HTTP rules.
-    pub(crate) fn virtual_service_where(
-        &self,
-        host: &str,
-        client_namespace: &str,
-        keep: impl Fn(&Typed<VirtualService>) -> bool,
-    ) -> Option<&Arc<Typed<VirtualService>>> {
-        let entries = most_specific(&self.virtual_service_hosts, host, |pattern| {
-            let visible = |entry: &&Entry<VirtualService>| {
-                self.virtual_service_visible(entry, client_namespace) && keep(&entry.object)
-            };
-            by_age(&self.virtual_services, &self.virtual_service_hosts, pattern, visible)
-        });
-        entries.first().map(|entry| &entry.object)
-    }
-
-    /// Returns all VirtualServices with HTTP rules of the most specific host pattern, oldest first; only the first
-    /// takes effect.
+    /// Returns the VirtualServices with HTTP rules that `keep` selects, of the most specific host pattern, oldest first;
+    /// only the first takes effect.
     pub(super) fn virtual_service_entries(
         &self,
         host: &str,
         client_namespace: &str,
+        keep: impl Fn(&Typed<VirtualService>) -> bool,
     ) -> Vec<&Entry<VirtualService>> {
         most_specific(&self.virtual_service_hosts, host, |pattern| {
             let visible = |entry: &&Entry<VirtualService>| {
-                !entry.object.spec.http.is_empty() && self.virtual_service_visible(entry, client_namespace)
+                !entry.object.spec.http.is_empty()
+                    && self.virtual_service_visible(entry, client_namespace)
+                    && keep(&entry.object)
             };
             by_age(&self.virtual_services, &self.virtual_service_hosts, pattern, visible)
         })

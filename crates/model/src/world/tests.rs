@@ -199,13 +199,20 @@ fn the_oldest_virtual_service_routes_a_host() {
         .replace("namespace: svc}", "namespace: svc, creationTimestamp: '2024-01-01T00:00:00Z'}");
     let gateway = routes("c-gateway", "svc", "hosts: [a], gateways: [g]");
     let found = |world: &World| {
-        world.virtual_service("a.svc.svc.cluster.local", "svc").map(|found| found.meta.name.clone())
+        world.virtual_service("a.svc.svc.cluster.local", "svc", |_| true).map(|found| found.meta.name.clone())
     };
     assert_eq!(found(&world(&[SERVICE, &young, &old, &gateway].concat())).as_deref(), Some("b-old"));
     // Without creation times the order in the files decides.
     let (first, second) = (routes("z", "svc", "hosts: [a]"), routes("y", "svc", "hosts: [a]"));
     assert_eq!(found(&world(&[SERVICE, &first, &second].concat())).as_deref(), Some("z"));
     assert_eq!(found(&world(&[SERVICE, &gateway].concat())), None);
+    // One without HTTP rules routes no requests, so it does not hide others.
+    let tcp = first.split("http:").next().unwrap().to_owned()
+        + "tcp: [{route: [{destination: {host: a}}]}]}\n---\n";
+    assert_eq!(found(&world(&[SERVICE, &tcp, &second].concat())).as_deref(), Some("y"));
+    let on_port = world(&[SERVICE, &tcp, &second].concat());
+    let routed = on_port.virtual_service_on("a.svc.svc.cluster.local", 80, "svc", |_| true);
+    assert_eq!(routed.map(|found| &*found.meta.name), Some("y"));
 }
 
 #[test]
@@ -214,7 +221,7 @@ fn virtual_services_are_visible_where_exported() {
     let world = world(&[SERVICE, &private].concat());
     assert_eq!(world.virtual_services("svc").len(), 1);
     assert_eq!(world.virtual_services("other").len(), 0);
-    assert!(world.virtual_service("a.svc.svc.cluster.local", "other").is_none());
+    assert!(world.virtual_service("a.svc.svc.cluster.local", "other", |_| true).is_none());
 }
 
 #[test]
@@ -404,7 +411,7 @@ fn deleted_objects_leave_every_index() {
     assert!(world.delete(&key(Kind::VirtualService, "v")));
     assert!(!world.delete(&key(Kind::VirtualService, "v")), "it is gone already");
     assert!(world.destination_rule("a.svc.svc.cluster.local", "svc").is_none());
-    assert!(world.virtual_service("a.svc.svc.cluster.local", "svc").is_none());
+    assert!(world.virtual_service("a.svc.svc.cluster.local", "svc", |_| true).is_none());
 }
 
 #[test]

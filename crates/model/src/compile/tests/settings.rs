@@ -1,7 +1,10 @@
 //! Settings of proxies: of the mesh configuration, of a pod's annotation and of a node.
 
-use skysail_xds::envoy::pb::envoy::extensions::filters::network::http_connection_manager::v3::http_connection_manager::{
-    ForwardClientCertDetails, ServerHeaderTransformation,
+use skysail_xds::envoy::pb::envoy::{
+    config::trace::v3::{OpenTelemetryConfig, tracing},
+    extensions::filters::network::http_connection_manager::v3::http_connection_manager::{
+        ForwardClientCertDetails, ServerHeaderTransformation,
+    },
 };
 
 use super::*;
@@ -178,4 +181,22 @@ fn zones_share_by_capacity_unless_disabled() {
     assert_eq!(specifier("zoneAwareLbSetting: {}", ""), Some((None, None)));
     // The rule's own setting of either kind takes precedence.
     assert_eq!(specifier("zoneAwareLbSetting: {}", "localityLbSetting: {enabled: true}"), None);
+}
+
+/// Envoy refuses a URI without a timeout.
+#[test]
+fn reports_over_http_always_have_a_timeout() {
+    let seconds_of = |timeout: &str| {
+        let provider = format!(
+            "{{name: otel, opentelemetry: {{service: db.shop.svc.cluster.local, port: 7000, http: {{path: /v1/traces{timeout}}}}}}}"
+        );
+        let settings = format!("{{extensionProviders: [{provider}], defaultProviders: {{tracing: [otel]}}}}");
+        let (made, _) = compile(&world(&mesh(&settings)), &view());
+        let spans = manager(&chains(&made, 8080)[0]).tracing.unwrap();
+        let tracing::http::ConfigType::TypedConfig(config) = spans.provider.unwrap().config_type.unwrap();
+        let config: OpenTelemetryConfig = unpack(&config).unwrap();
+        config.http_service.unwrap().http_uri.unwrap().timeout.unwrap().seconds
+    };
+    assert_eq!(seconds_of(""), 10);
+    assert_eq!(seconds_of(", timeout: 3s"), 3);
 }

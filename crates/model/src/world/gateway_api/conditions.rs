@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::status::{StatusCondition, fails, holds};
 use crate::{
-    api::{Ingress, Kind, Labels, ObjectKey, selects},
+    api::{Ingress, Kind, Labels, ObjectKey, ingress, selects},
     world::{World, store::Entry},
 };
 
@@ -77,12 +77,16 @@ impl World {
 
     fn ingress_conditions(&self, entry: &Entry<Ingress>) -> Vec<StatusCondition> {
         if !self.is_served(entry) {
-            let message = match entry.object.spec.ingress_class_name.as_deref() {
-                Some(name) if self.ingress_classes.get("", name).is_none() => {
+            let (meta, spec) = (&entry.object.meta, &entry.object.spec);
+            let message = match (meta.annotations.get(ingress::CLASS), spec.ingress_class_name.as_deref()) {
+                (Some(class), _) => {
+                    format!("the control plane does not serve class {class} of its annotation")
+                }
+                (None, Some(name)) if self.ingress_classes.get("", name).is_none() => {
                     format!("there is no IngressClass {name}")
                 }
-                Some(name) => format!("IngressClass {name} has another controller"),
-                None => "it names no class that the control plane serves".to_owned(),
+                (None, Some(name)) => format!("IngressClass {name} has another controller"),
+                (None, None) => "it names no class that the control plane serves".to_owned(),
             };
             return vec![fails("Accepted", "OtherClass", message)];
         }

@@ -130,3 +130,18 @@ fn hosts_whose_names_look_alike_have_objects_of_their_own() {
     let hosts = world.virtual_services.iter().map(|entry| entry.object.spec.hosts[0].clone());
     assert_eq!(hosts.collect::<Vec<_>>(), ["a-b", "a.b"]);
 }
+
+#[test]
+fn the_condition_names_the_class_that_is_not_served() {
+    let message = |head: &str, class: &str| {
+        let world = world(&ingress("one", head, &rules(class, &path("Prefix", "/"))));
+        let key = ObjectKey { kind: Kind::Ingress, namespace: "shop".into(), name: "one".into() };
+        let conditions = world.object_conditions(&key);
+        conditions.into_iter().map(|of| of.condition.message).next().unwrap()
+    };
+    assert_eq!(message("", "other"), "IngressClass other has another controller");
+    assert_eq!(message("", "absent"), "there is no IngressClass absent");
+    // The annotation takes precedence.
+    let head = ", annotations: {kubernetes.io/ingress.class: nginx}";
+    assert_eq!(message(head, "own"), "the control plane does not serve class nginx of its annotation");
+}
