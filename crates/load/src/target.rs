@@ -43,7 +43,7 @@ pub(crate) struct Target {
     pub(crate) address_name: String,
     pub(crate) tls: Option<Tls>,
     pub(crate) method: String,
-    /// Headers of the user with lower-case names, and those that the payload needs.
+    /// Headers of the user with lower-case names, and default ones (`user-agent`, `content-type`).
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) payload: Vec<u8>,
 }
