@@ -96,17 +96,17 @@ impl Sources<'_> {
         let (index, _) = rest.split_once(']')?;
         let mut source =
             self.named(Kind::AuthorizationPolicy, namespace, name, &format!("spec.rules[{index}]"));
-        let is_empty = source.line == 0;
+        let is_unknown = source.line == 0;
         // A policy without rules has an artificial one that never matches.
-        let policies = self.world.origin(&ObjectKey {
+        let origin = self.world.origin(&ObjectKey {
             kind: Kind::AuthorizationPolicy,
             namespace: namespace.to_owned(),
             name: name.to_owned(),
         });
-        let has_field = policies
+        let has_field = origin
             .and_then(|origin| origin.lines.as_ref())
             .is_some_and(|lines| lines.contains_key(&source.field));
-        if !is_empty && !has_field {
+        if !is_unknown && !has_field {
             source.field = "spec".to_owned();
         }
         Some(source)
