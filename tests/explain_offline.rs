@@ -129,7 +129,7 @@ fn a_request_from_outside_to_the_wrong_place_names_the_servers_that_do_not_take_
     let none = explain(&tasks(), &["app"], &["--from", "outside", "http://films/"]);
     check(none, 1, &["the configuration has no gateway"]);
     let named = explain_task("ingress", &["--from", "outside", "--gateway", "nobody", "http://a:8080/"]);
-    check(named, 1, &["--gateway nobody: there is no such gateway; there is default/ingress"]);
+    check(named, 1, &["--gateway nobody: there is no such gateway; known gateways: default/ingress"]);
 }
 
 #[test]

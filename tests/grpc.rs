@@ -463,11 +463,11 @@ fn methods_are_called_from_the_command_line() {
     for (arguments, problem) in [
         (
             &["current:9000", "--grpc", "grpc.health.v1.Health/Chek"][..],
-            "there is no method of grpc.health.v1.Health Chek; there is Check",
+            "grpc.health.v1.Health has no method Chek; its methods: Check",
         ),
         (
             &["current:9000", "--grpc", "acme.Flights/Talk"],
-            "there is no service acme.Flights; there is grpc.health.v1.Health",
+            "there is no service acme.Flights; known services: grpc.health.v1.Health",
         ),
         (
             &["standin:9000", "--grpc", "acme.Flights/Talk"],

@@ -73,7 +73,7 @@ pub(crate) fn family(root: i32) -> Vec<i32> {
     family
 }
 
-/// Returns the CPU time of all threads of these processes.
+/// Returns the CPU time of these processes. `nanoseconds` lacks the time of threads that have ended.
 pub(crate) fn cpu(pids: &[i32]) -> Cpu {
     let threads =
         pids.iter().filter_map(|pid| fs::read_dir(format!("/proc/{pid}/task")).ok()).flatten().flatten();
@@ -102,8 +102,8 @@ pub(crate) fn memory(pids: &[i32]) -> Memory {
     sum
 }
 
-/// Returns the resident memory of these processes together, in kilobytes. Less exact than [`memory`], which walks
-/// through all of it and delays the process meanwhile.
+/// Returns the resident memory of these processes together, in kilobytes. It is less exact than [`memory`], but the
+/// kernel does not delay the processes to visit all their pages.
 pub(crate) fn resident(pids: &[i32]) -> u64 {
     let one = |pid: &i32| kilobytes(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?, "VmRSS:");
     pids.iter().filter_map(one).sum()

@@ -41,7 +41,7 @@ pub(crate) fn read(text: &str) -> Option<(u32, ThreadWork)> {
     for line in text.lines() {
         if let Some(times) = called.take() {
             let cost: u64 = line.split(' ').next_back()?.parse().ok()?;
-            // Calls within the C library are part of the cost of calling it.
+            // The cost of a call to the allocator includes the calls that the C library makes for it.
             if let Some(asks) = allocates(callee).filter(|_| !is_c_library(caller)) {
                 work.allocator += cost;
                 work.allocations += if asks { times } else { 0 };

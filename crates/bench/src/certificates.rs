@@ -52,8 +52,8 @@ impl Certificates {
     }
 }
 
-/// Creates an authority in the folder, as a control plane stores it. Returns the certificates with which each SPIFFE
-/// ID connects to that control plane by its DNS name.
+/// Creates an authority in the folder, with the files that a control plane reads. Returns for each SPIFFE ID the
+/// certificates of a client. `dns` is the DNS name by which clients verify the control plane.
 pub(crate) fn of_control_plane(
     folder: &Path,
     ids: impl IntoIterator<Item = String>,
@@ -86,7 +86,7 @@ pub(crate) fn authority() -> anyhow::Result<Authority> {
     Ok(CertifiedIssuer::self_signed(params, KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?)?)
 }
 
-/// A certificate of a host and its key, PEM, and the certificate as sent in a handshake.
+/// A certificate of a host and its key (PEM), and the certificate as sent in a handshake (DER).
 pub(crate) struct HostCertificate {
     pub(crate) chain: String,
     pub(crate) key: String,

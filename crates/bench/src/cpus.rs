@@ -11,11 +11,11 @@ use nix::{
 /// # Errors
 /// If there is only one CPU.
 pub(crate) fn split() -> anyhow::Result<(CpuSet, CpuSet)> {
-    let mut rest = sched_getaffinity(Pid::from_raw(0)).context("asking which CPUs there are")?;
+    let mut rest = sched_getaffinity(Pid::from_raw(0)).context("reading the CPU affinity")?;
     let there: Vec<usize> = (0..CpuSet::count()).filter(|cpu| rest.is_set(*cpu).unwrap_or(false)).collect();
     let Some(last) = there.last().filter(|_| there.len() > 1) else {
         bail!(
-            "two CPUs are needed, and there is one: leave flat-out, http2, tcp and handshakes out of --only"
+            "two CPUs are needed, and there is one: omit flat-out, http2, tcp, handshakes and overload (--only)"
         );
     };
     let mut proxy = CpuSet::new();

@@ -1,8 +1,8 @@
 //! An Envoy bootstrap with the features of a sidecar in a mesh.
 //!
-//! The server's sidecar is PERMISSIVE: two filter chains, selected by the TLS inspector. It checks a policy, counts
-//! gRPC, and has the fault and CORS filters that every route has. The client's sidecar retries like a mesh by
-//! default. Both keep metrics and have an admin page.
+//! The server's sidecar is PERMISSIVE: two filter chains, selected by the TLS inspector. It checks a policy. The
+//! client's sidecar retries as Istio does by default. Both count gRPC calls, have Istio's fault and CORS filters, keep
+//! metrics and have an admin page.
 
 use serde_json::{Value, json};
 
@@ -164,7 +164,7 @@ fn http_filters(node: &Node<'_>) -> Vec<Value> {
     filters
 }
 
-/// Returns the policy "this caller may GET and POST below /echo" in the form in which a mesh writes it.
+/// Returns the policy "this caller may GET and POST below /echo" in the form that Istio generates.
 fn policy(node: &Node<'_>) -> Value {
     let who = if node.tls_in() {
         json!({ "authenticated": { "principal_name": { "exact": node.other().id } } })

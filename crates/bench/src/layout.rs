@@ -18,13 +18,14 @@ pub(crate) struct TextTable {
 }
 
 impl TextTable {
-    /// Returns the table like [`tables`].
+    /// Returns the table as [`tables`] does, with this number of key columns.
     pub(crate) fn markdown(&self, keys: usize) -> String {
         tables(keys, &self.head, &self.rows)
     }
 }
 
-/// Returns the rows as Markdown tables of at most [`WIDTH`] columns. The first `keys` columns begin each of them.
+/// Returns the rows as Markdown tables that are at most [`WIDTH`] wide, unless one cell is wider. The first `keys`
+/// columns begin each of them.
 pub(crate) fn tables(keys: usize, head: &[String], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).chain(head.get(column));

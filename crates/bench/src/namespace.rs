@@ -1,4 +1,4 @@
-//! A network namespace of the benchmark's own: nothing of the machine's traffic, rules or settings is in it.
+//! A network namespace for the benchmark, without the machine's traffic and firewall rules.
 
 use std::{
     fs, io,
@@ -14,30 +14,34 @@ use nix::{
     unistd::{Uid, getgid, getuid},
 };
 
-/// Puts this process, and all that it starts from now on, into a fresh network namespace with `lo` up.
+/// Moves this thread, and the threads and processes that it starts later, into a new network namespace with `lo` up.
+/// Without root, also into a new user namespace.
+///
+/// # Errors
+/// The kernel does not permit it.
 pub(crate) fn enter() -> io::Result<()> {
     if !(Uid::effective().is_root() && unshare(CloneFlags::CLONE_NEWNET).is_ok()) {
         let (user, group) = (getuid(), getgid());
         unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET)?;
         fs::write("/proc/self/setgroups", "deny")?;
-        // Everybody stays who they are: a program that is not root does not try to change its user.
+        // The user's id stays the same. As root, some programs would try to change their user.
         fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
         fs::write("/proc/self/gid_map", format!("{group} {group} 1"))?;
     }
     loopback_up()?;
-    // The machine may have a paced one (bbr), which sends by timers that have no place on loopback.
-    // Where the namespace may not choose, the machine's own stays.
+    // The machine's congestion control may pace packets by timers (bbr), which only adds latency on loopback. If the
+    // namespace may not change it, the machine's remains.
     let _ = fs::write("/proc/sys/net/ipv4/tcp_congestion_control", "reno");
     Ok(())
 }
 
-/// The congestion control in force.
+/// Returns the congestion control in use.
 pub(crate) fn congestion_control() -> String {
     fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control")
         .map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned())
 }
 
-/// One rtnetlink(7) message: set IFF_UP on link 1, which is `lo` in every fresh namespace.
+/// Sends an rtnetlink(7) message that sets IFF_UP on link 1, which is `lo` in every new namespace.
 fn loopback_up() -> io::Result<()> {
     const LENGTH: u32 = 32;
     let mut message = Vec::with_capacity(LENGTH as usize);

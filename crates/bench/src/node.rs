@@ -63,7 +63,7 @@ pub(crate) struct Node<'a> {
 }
 
 impl Node<'_> {
-    /// Returns its own identity.
+    /// Returns the sidecar's own identity.
     pub(crate) fn own(&self) -> &Identity {
         match self.role {
             Role::Client => &self.certificates.client,
@@ -79,16 +79,17 @@ impl Node<'_> {
         }
     }
 
-    /// Returns true if it accepts mutual TLS.
+    /// Returns true if the sidecar accepts mutual TLS.
     pub(crate) fn tls_in(&self) -> bool {
         self.mtls && self.role == Role::Server
     }
 
-    /// Returns true if it initiates mutual TLS.
+    /// Returns true if the sidecar initiates mutual TLS.
     pub(crate) fn tls_out(&self) -> bool {
         self.mtls && self.role == Role::Client
     }
 
+    /// Writes a file for the sidecar, and returns its path.
     pub(crate) fn write(&self, name: &str, text: &str) -> anyhow::Result<PathBuf> {
         let side = if self.role == Role::Client { "client" } else { "server" };
         let path = self.folder.join(format!("{side}-{name}"));

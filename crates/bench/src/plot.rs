@@ -85,7 +85,7 @@ pub(crate) struct Line {
     pub(crate) points: Vec<(f64, f64)>,
 }
 
-/// Plots lines over two logarithmic axes.
+/// Plots lines over two logarithmic axes; empty without points.
 pub(crate) fn lines(lines: &[Line], x_title: &str, y_title: &str) -> String {
     const LEFT: f64 = 60.0;
     const TOP: f64 = 26.0;
@@ -154,7 +154,7 @@ pub(crate) fn lines(lines: &[Line], x_title: &str, y_title: &str) -> String {
     )
 }
 
-/// Returns at least two round figures, from below the minimum to above the maximum.
+/// Returns at least two marks of an axis that enclose the values: 1, 2 or 5 times a power of ten, from 1 on.
 fn marks(lowest: f64, highest: f64) -> Vec<f64> {
     let all: Vec<f64> =
         (0..12).flat_map(|power| [1.0, 2.0, 5.0].map(|step| step * 10_f64.powi(power))).collect();

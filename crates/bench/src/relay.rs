@@ -1,5 +1,5 @@
-//! The floor: relays bytes between each connection and a connection to the server, on one thread with epoll. It
-//! parses neither HTTP nor TLS, so it costs what TCP costs in the kernel.
+//! The lower bound: relays bytes between each connection and a connection to the server, on one thread with epoll. It
+//! parses neither HTTP nor TLS, so its cost is that of TCP in the kernel.
 
 use std::{
     convert::Infallible,
@@ -70,7 +70,7 @@ struct Side {
     other: usize,
     /// Bytes read from the other side and not yet written. The other side is not read meanwhile.
     waiting: Vec<u8>,
-    /// The socket has reached its end.
+    /// The peer sends no more bytes.
     ended: bool,
 }
 
@@ -83,7 +83,7 @@ impl Relay {
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
                 Err(error) => return Err(error),
             };
-            // The server does not listen: the connection of the client is closed.
+            // If the server does not listen, the connection of the client is closed.
             let Ok(server) = TcpStream::connect(upstream) else { continue };
             let [a, b] = [&stream, &server].map(|side| usize::try_from(side.as_raw_fd()).unwrap_or_default());
             for (stream, at, other) in [(stream, a, b), (server, b, a)] {
@@ -203,7 +203,6 @@ mod tests {
                 writer.write_all(data).unwrap();
                 writer.shutdown(Shutdown::Write).unwrap();
             });
-            // Reads only after everything, or as much as fits, is written.
             let mut got = Vec::new();
             server.read_to_end(&mut got).unwrap();
             assert!(got == sent);

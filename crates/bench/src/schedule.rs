@@ -1,7 +1,7 @@
 //! Due times of requests: evenly spaced, and fixed before the first one is sent.
 //!
-//! A request that waits because the system is slow counts from its due time. A generator that waits for responses
-//! instead would measure least when the system is slowest.
+//! The latency of a request counts from its due time, even if it waits because the system is slow. A generator that
+//! waits for responses instead would measure least when the system is slowest.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! The server of every topology: the echo servers of the load generator, on one thread. Over TCP, `sink` reads bytes.
 //!
-//! It must cost little next to the sidecars in front of it, and the same for every peer.
+//! It must use little CPU time compared with the sidecars in front of it, and the same for every peer.
 
 mod sink;
 

@@ -116,7 +116,7 @@ impl Stage {
         let scheduling = if realtime {
             child::set_realtime(child::OBSERVER).map_err(|error| error.to_string())
         } else {
-            Err("not asked for".to_owned())
+            Err("not requested".to_owned())
         };
         let network = namespace::enter();
         for (what, error) in [
@@ -149,7 +149,7 @@ pub(crate) fn enter_network() -> Machine {
     if let Err(error) = &network {
         stdio::print_error(format_args!("continuing without a network namespace of its own: {error}"));
     }
-    machine(Some("not asked for"), &network, Some(foreign_load))
+    machine(Some("this benchmark does not use SCHED_RR"), &network, Some(foreign_load))
 }
 
 /// Returns a description of the machine. `no_realtime` is the reason why there is no real-time scheduling.

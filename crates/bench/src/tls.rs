@@ -1,5 +1,5 @@
-//! TLS of the clients: as in a mesh, and the same for every peer. 1.3, AES-128-GCM, X25519, ECDSA P-256, and a client
-//! certificate.
+//! TLS settings of the clients, as in a mesh, and the same for every peer: TLS 1.3, AES-128-GCM, X25519, ECDSA P-256,
+//! and a client certificate.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::certificates::Certificates;
 /// Creates the settings of a client with these certificates and this protocol. With `resume`, later connections offer
 /// the tickets of the server.
 pub(crate) fn mesh(certificates: &Certificates, protocol: &[u8], resume: bool) -> anyhow::Result<Tls> {
-    /// Number of stored tickets: more than the concurrent connections of any load.
+    /// Maximum number of stored tickets. rustls stores at most 8 of them for one server name.
     const TICKETS: usize = 4_096;
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(&certificates.root)?)?;

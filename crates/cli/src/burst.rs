@@ -13,7 +13,7 @@ const FIRST: usize = 3;
 /// reported repeatedly.
 const IDLE: Duration = Duration::from_secs(1);
 const MAX_TIME: Duration = Duration::from_secs(5);
-/// Maximum of concurrent groups. Messages beyond it are printed.
+/// Maximum number of concurrent groups. Messages that would begin further groups are printed.
 const MAX_GROUPS: usize = 1_000;
 
 /// Open groups, by the shape of their messages.

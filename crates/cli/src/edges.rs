@@ -1,8 +1,8 @@
 //! The table of edges as lines of text that fit a terminal. Pure: from edges and a size to lines.
 //!
-//! On a narrow terminal, the least important columns are removed first, and then the middle of long names. On a low
-//! one, the unhealthy edges come first, then the busiest, and the last line counts the others. There is no scrolling,
-//! because the table is redrawn every second.
+//! On a narrow terminal, the middle of long names is removed, down to [`SHORT_NAME`]. Then the least important columns
+//! are removed, and then more of the names. On a low one, the unhealthy edges come first, then the busiest, and the
+//! last line counts the others. There is no scrolling, because the table is redrawn every second.
 
 use std::fmt::Write as _;
 
@@ -111,7 +111,7 @@ fn layout(edges: &[&Edge], columns: usize) -> Vec<String> {
         for ((_, cells), width) in values.iter().zip(&widths) {
             let _ = write!(line, "{:GAP$}{:>width$}", "", cells[row]);
         }
-        // On a terminal narrower than the gap between two names, there is no table.
+        // On a terminal of a few columns, the gap and the shortest names are still too wide.
         clip(line.trim_end(), columns)
     };
     (0..=edges.len()).map(line).collect()

@@ -9,9 +9,9 @@ use std::{
 use anyhow::{Context as _, bail};
 use skysail_sandbox::{MAX_FILE, refuse_templates};
 
-/// Standard input among the paths.
+/// Name of standard input among the paths.
 const STDIN: &str = "-";
-/// Standard input in sentences.
+/// Name of standard input in messages.
 const STDIN_NAME: &str = "standard input";
 /// Folder and file in the mesh's folder for standard input. The folder is watched, so it contains nothing else.
 const FOLDER: &str = "input";

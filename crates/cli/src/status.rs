@@ -33,14 +33,14 @@ Examples:
   skysail status virtualservice/reviews -n shop --wait      the same when all of them have answered
   skysail status gateway.networking.istio.io/edge --output json
 
-The exit code is 0 if all pods are ready, or if no proxy has rejected the object or has yet to answer; and 1 if not.")]
+The exit code is 0 if all pods are ready, or if the object is in effect or unused; otherwise 1.")]
 pub(crate) struct StatusArgs {
     /// Object of the configuration: KIND/NAME, or KIND.GROUP/NAME if two groups have the kind.
     object: Option<ObjectName>,
     /// Namespace of the object.
     #[arg(short, long, value_name = "NAMESPACE", default_value = "default", requires = "object")]
     namespace: String,
-    /// Wait until all proxies have answered. A change of the object's file counts as soon as it is written.
+    /// Wait until the control plane has read the last change of the object's file and all proxies have answered.
     #[arg(short, long, requires = "object")]
     wait: bool,
     /// Time limit of --wait, in seconds.

@@ -91,7 +91,7 @@ struct Reports {
     destination: Counts,
 }
 
-/// Window of the live table.
+/// Period that the live table covers.
 const WINDOW: Duration = Duration::from_secs(10);
 
 const REQUESTS: &str = "istio_requests_total";

@@ -66,7 +66,7 @@ pub struct LoadArgs {
     #[arg(short = 'r', value_name = "SECONDS", default_value_t = 0.000_1, value_parser = positive)]
     pub(crate) resolution: f64,
 
-    /// Time that the buckets of the histogram begin with.
+    /// Lower bound of the buckets of the histogram.
     #[arg(long, value_name = "DURATION", default_value = "0", value_parser = go::duration)]
     pub(crate) offset: Duration,
 
@@ -166,7 +166,7 @@ pub struct LoadArgs {
     #[arg(long, value_name = "STATUS", allow_hyphen_values = true)]
     pub(crate) abort_on: Option<i32>,
 
-    /// Begin although the first request of a connection fails.
+    /// Begin even if the first request of a connection fails.
     #[arg(long)]
     pub(crate) allow_initial_errors: bool,
 
@@ -214,7 +214,7 @@ impl LoadArgs {
         Some(self.duration).filter(|duration| !duration.is_zero() && self.count == 0)
     }
 
-    /// Returns the number of requests.
+    /// Returns the number of requests; `None` without a limit.
     pub(crate) fn count(&self) -> Option<u64> {
         Some(self.count).filter(|count| *count > 0)
     }

@@ -76,7 +76,7 @@ struct Engine<'a> {
     start: u64,
     tally: Tally,
     interval: Interval,
-    /// When timeouts are checked next.
+    /// Time of the next check of timeouts.
     next_check: u64,
     /// Number of connections that still send.
     active: usize,
@@ -119,7 +119,7 @@ impl<'a> Engine<'a> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let timer =
             TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
-        // By edge: expirations need not be read.
+        // The event is edge-triggered, so expirations need not be read.
         epoll.add(timer.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, TIMER))?;
         let settings = args.pace(u64::from(args.connections));
         let mut rng = fastrand::Rng::new();
@@ -200,7 +200,7 @@ impl<'a> Engine<'a> {
         for (connection, pace) in self.connections.iter().zip(&self.paces) {
             self.tally.skipped += pace.skipped;
             self.tally.unsent += pace.left_before(ended);
-            // A load that is ended early has requests in progress.
+            // If the load was ended early, requests in progress do not count.
             self.tally.unsent += u64::from(connection.is_busy() && !self.shared.is_stopped());
             self.tally.sockets.push(connection.sockets);
         }
@@ -245,7 +245,7 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// Takes the next due time of a free connection.
+    /// Takes the next due time of a free connection, and begins the request if it is due.
     fn schedule(&mut self, at: usize, now: u64) -> anyhow::Result<()> {
         let pace = &mut self.paces[at];
         match pace.next(now, &mut self.rng) {
@@ -256,7 +256,7 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// Takes the next due time of a free connection, and sends at the next turn at the earliest.
+    /// Takes the next due time of a free connection. Its request begins at the next turn at the earliest.
     fn wait(&mut self, at: usize, now: u64) {
         match self.paces[at].next(now, &mut self.rng) {
             None => self.active -= 1,
@@ -306,7 +306,7 @@ impl<'a> Engine<'a> {
         if size.is_some() {
             return self.schedule(at, now);
         }
-        // A failure may be immediate. The next request then waits for the next turn.
+        // A failure may be immediate. So the next request waits for the next turn.
         self.wait(at, now);
         Ok(())
     }

@@ -4,7 +4,8 @@ use std::{ffi::OsString, time::Duration};
 
 use clap::Command;
 
-/// Adds the second dash to the long flags of a command and its subcommands: `-qps` becomes `--qps`. Everything after `--` stays unchanged.
+/// Adds the second dash to the long flags of a command and its subcommands: `-qps` becomes `--qps`. Everything after
+/// `--` stays unchanged.
 pub(crate) fn double_dashes(arguments: Vec<OsString>, command: &Command) -> Vec<OsString> {
     let is_long = |name: &str| {
         name.len() > 1

@@ -58,7 +58,7 @@ pub(crate) fn frame(message: &impl Message) -> Bytes {
     let mut bytes = BytesMut::with_capacity(5 + length);
     bytes.put_u8(0);
     bytes.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
-    // The buffer grows as needed, so that encoding cannot fail.
+    // The buffer grows as needed, so encoding cannot fail.
     let _ = message.encode(&mut bytes);
     bytes.freeze()
 }

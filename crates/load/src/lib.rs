@@ -1,8 +1,8 @@
 //! `skysail load`: a load generator with the flags and results of Fortio.
 //!
 //! [`run`](mod@run) starts the threads and prints the result. Two engines send requests: [`engine`] for HTTP/1 and TCP,
-//! [`streams`] for HTTP/2 and gRPC. [`pace`] says when a request is due, [`tally`] keeps what was measured, and
-//! [`result`] writes it as Fortio does.
+//! [`streams`] for HTTP/2 and gRPC. [`pace`] computes due times, [`tally`] collects the measurements, and
+//! [`result`] writes them in Fortio's format.
 
 // The standard macros panic when the reader closes the output; `skysail_core::stdio` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]

@@ -107,7 +107,7 @@ impl ResponseReader {
         result
     }
 
-    /// Handles the end of the connection. Returns the response if it is complete with that.
+    /// Handles the end of the connection. Returns the response if this end completes it.
     pub(crate) fn end(&self) -> Option<Response> {
         matches!(self.phase, Phase::UntilClose).then_some(self.response)
     }

@@ -40,7 +40,7 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<bool> {
     Ok(result.errors_duration_histogram.count == 0 && result.unsent == 0)
 }
 
-/// Creates the state of a run, by which it can be watched and ended.
+/// Creates the shared state of a run, with which a caller can follow and end it.
 pub(crate) fn shared(args: &LoadArgs) -> anyhow::Result<Arc<Shared>> {
     Shared::new(threads(args), args.abort_on)
 }
@@ -76,7 +76,7 @@ pub(crate) fn measure(args: &LoadArgs, target: &Target, shared: &Arc<Shared>) ->
         let ended = if shared.is_stopped() { clock::now() } else { all.ended };
         anyhow::Ok((all, ended.saturating_sub(start)))
     })?;
-    // The last request is due before the end.
+    // The last response may arrive before the end of the requested duration.
     let requested = args.duration().filter(|_| !shared.is_stopped()).map_or(0, nanoseconds);
     let duration = duration.max(requested);
     let facts = RunFacts { started, duration, threads, interrupted: shared.is_stopped() };
@@ -97,7 +97,7 @@ fn share(connections: u32, threads: usize, thread: usize) -> Range<u64> {
 
 /// Prints progress until the workers have ended. A signal ends the load.
 fn follow(args: &LoadArgs, shared: &Arc<Shared>, is_done: impl Fn() -> bool) -> anyhow::Result<()> {
-    /// Time between two looks at the workers.
+    /// Time between two checks of the workers.
     const LOOK: Duration = Duration::from_millis(20);
     let every = if std::io::stderr().is_terminal() { PROGRESS } else { PROGRESS_IN_LOG };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -22,10 +22,10 @@ use crate::{
     worker::{Interval, Shared, nanoseconds},
 };
 
-/// Time between two looks at the end of the load, after which results are reported too.
+/// Interval at which results are reported and the end of the load is checked.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What all streams of a thread use.
+/// State that all streams of a thread share.
 struct Thread {
     args: LoadArgs,
     target: Target,
@@ -152,7 +152,7 @@ async fn send(thread: &Rc<Thread>, senders: Vec<Sender>, start: u64) -> anyhow::
             }
         }
     }
-    // Senders that have not ended count what they have not sent.
+    // Senders that have not ended count their unsent requests when they are dropped.
     tasks.shutdown().await;
     thread.shared.report(&mut thread.interval.borrow_mut());
     let mut tally = thread.tally.borrow_mut();
@@ -199,7 +199,7 @@ impl Drop for Sender {
         let mut tally = self.thread.tally.borrow_mut();
         tally.skipped += self.pace.skipped;
         tally.unsent += self.pace.left_before(clock::now().saturating_sub(self.start));
-        // A load that is ended early has requests in progress.
+        // If the load was ended early, requests in progress do not count.
         tally.unsent += u64::from(self.is_busy && !self.thread.shared.is_stopped());
     }
 }

@@ -43,7 +43,7 @@ pub(crate) struct Target {
     pub(crate) address_name: String,
     pub(crate) tls: Option<Tls>,
     pub(crate) method: String,
-    /// Headers of the user with lower-case names, and those that the payload needs.
+    /// Headers of the user with lower-case names, and default ones (`user-agent`, `content-type`).
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) payload: Vec<u8>,
 }
@@ -199,7 +199,7 @@ fn tls(args: &LoadArgs, host: &str, alpn: Option<&[u8]>) -> anyhow::Result<Tls> 
             let chain = chain.with_context(|| format!("cannot read certificates from {}", cert.display()))?;
             let key = PrivateKeyDer::from_pem_file(key)
                 .with_context(|| format!("cannot read a private key from {}", key.display()))?;
-            builder.with_client_auth_cert(chain, key).context("the certificate does not suit the key")?
+            builder.with_client_auth_cert(chain, key).context("the certificate does not match the key")?
         }
         _ => builder.with_no_client_auth(),
     };

@@ -119,7 +119,7 @@ fn requests_without_a_response_fail_by_reason() {
 fn slow_responses_delay_later_requests_in_the_open_loop_only() {
     let address = http1();
     let url = format!("http://{address}/?delay=50ms");
-    // Each connection has a request due each 10 ms, and a response each 50 ms.
+    // The connection has a request due every 10 ms, and a response every 50 ms.
     let open = load(&format!("-qps 100 -n 20 -c 1 {url}"));
     assert!(open.duration_histogram.max > 0.5, "{}", open.duration_histogram.max);
     assert!(open.since_sent_histogram.max < open.duration_histogram.max / 2.0);

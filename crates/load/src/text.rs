@@ -111,7 +111,8 @@ pub(crate) fn warnings(result: &RunResult) -> Vec<String> {
     }
     if result.unsent > 0 {
         warnings.push(format!(
-            "{} requests were due and not sent: the target was too slow for the rate, and the latencies miss them",
+            "{} due requests were not sent or had no response at the end: the target was too slow for the rate; the \
+             latencies do not include these requests",
             number(result.unsent)
         ));
     }
@@ -128,8 +129,10 @@ pub(crate) fn warnings(result: &RunResult) -> Vec<String> {
         ));
     }
     if result.requested_qps != "max" && busy(result) > BUSY {
-        warnings
-            .push("the generator used all of its CPU: the rate and the latencies are its limits".to_owned());
+        warnings.push(
+            "the generator used all of its CPU: it limits the rate and the latencies, not the target"
+                .to_owned(),
+        );
     }
     warnings
 }

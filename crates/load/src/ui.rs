@@ -1,6 +1,7 @@
 //! `skysail load ui`: a page that runs loads and compares results, and Fortio's REST calls for the same.
 //!
-//! Only callers on this machine are served, and no page of another site: a caller may send requests to any address.
+//! Only callers on this machine are served, and no page of another site, because a caller can make this program send
+//! requests to any address.
 
 use std::{
     collections::BTreeMap,
@@ -225,7 +226,7 @@ async fn status(State(ui): State<Arc<Ui>>, Query(parameters): Query<Parameters>)
     Json(json!({"Statuses": statuses})).into_response()
 }
 
-/// Ends one run, or all. They return what there is.
+/// Ends one run (`runid`), or all. Their results contain the requests so far.
 async fn stop(State(ui): State<Arc<Ui>>, Query(parameters): Query<Parameters>) -> Response {
     let wanted = run_id(&parameters);
     let runs = ui.runs();
@@ -268,7 +269,7 @@ impl Ui {
 }
 
 impl Run {
-    /// Returns the state, with percentiles of what was measured so far.
+    /// Returns the state, with percentiles of the latencies so far.
     fn status(&mut self) -> Value {
         let Ok(()) = self.so_far.add(&self.shared.take_interval()) else { return Value::Null };
         let latency = &self.so_far.latency;

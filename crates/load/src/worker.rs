@@ -1,4 +1,4 @@
-//! What the threads of a run have in common: the start, the end, and the counts so far.
+//! State that the threads of a run share: its start, its end, and the counts so far.
 
 use std::{
     sync::{
@@ -15,7 +15,7 @@ use crate::{
     tally::{Failure, Outcome},
 };
 
-/// Time between the last connection's readiness and the first request.
+/// Time from when all threads are ready until the load starts, in nanoseconds.
 const LEAD: u64 = 10_000_000;
 /// Value of `abort_on` for no status.
 const NEVER: i32 = i32::MIN;
@@ -32,7 +32,7 @@ pub(crate) struct Shared {
     interval: Mutex<Interval>,
 }
 
-/// Results since the last look, for the progress.
+/// Results since the last report of progress.
 #[derive(Clone, Debug)]
 pub(crate) struct Interval {
     pub(crate) latency: Histogram<u64>,
@@ -40,7 +40,7 @@ pub(crate) struct Interval {
 }
 
 impl Interval {
-    /// Creates an empty one. Two significant digits are enough for a progress line.
+    /// Creates an empty interval. Two significant digits are enough for a progress line.
     pub(crate) fn new() -> anyhow::Result<Self> {
         Ok(Self { latency: Histogram::new_with_bounds(1, 3_600_000_000_000, 2)?, failed: 0 })
     }
@@ -75,7 +75,7 @@ impl Shared {
         if self.ready.wait().is_leader() {
             self.start.store(clock::now() + LEAD, Relaxed);
         }
-        // The second time is for the value of the leader.
+        // After the second wait, the leader has stored the start.
         self.ready.wait();
         self.start.load(Relaxed)
     }
@@ -122,7 +122,7 @@ impl Shared {
     }
 }
 
-/// Returns nanoseconds; the maximum is 584 years.
+/// Converts a duration to nanoseconds; the maximum is 584 years.
 pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

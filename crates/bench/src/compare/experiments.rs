@@ -78,7 +78,7 @@ impl Experiment {
     }
 }
 
-/// Work of one turn.
+/// Work of one turn, which measures a setting with one peer once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum TurnWork {
     /// A load, with a rate or at maximum throughput.
@@ -99,7 +99,7 @@ pub(crate) struct Setting {
     pub(crate) work: TurnWork,
     /// Clusters in the configuration of the sidecar.
     pub(crate) clusters: u16,
-    /// Latency is shown relative to that without sidecars.
+    /// The setting is also measured without sidecars, and latency is shown relative to that.
     pub(crate) baseline: bool,
 }
 
@@ -207,7 +207,7 @@ impl Setting {
         peer.unable(self.shape().protocol, self.topology == Topology::ServerMtls)
     }
 
-    /// Returns the number of connections and the rate, if the setting is about latency.
+    /// Returns the number of connections and the rate of a setting; `None` without a rate.
     pub(crate) fn latency_point(experiment: &str, name: &str) -> Option<(usize, u32)> {
         let setting = SETTINGS.iter().find(|s| s.experiment.name() == experiment && s.name == name)?;
         match setting.work {

@@ -119,7 +119,7 @@ fn bars<'a>(
 fn bar(row: &Row, metrics: &[(&str, &str)], unit: f64) -> Option<Bar> {
     let spreads: Option<Vec<_>> = metrics.iter().map(|(name, _)| row.metrics.get(*name)).collect();
     let spreads = spreads?;
-    // Of a bar with parts, the range is that of the sum.
+    // The range of a bar with parts is that of their sum.
     let whole = row
         .metrics
         .get("cpu_proxies_us_per_request")
@@ -181,7 +181,7 @@ fn latency(comparison: &Comparison, axis: &str) -> String {
 fn omissions(comparison: &Comparison) -> String {
     let mut lines: Vec<String> = Vec::new();
     if comparison.interrupted {
-        lines.push("It was interrupted: turns are missing.".to_owned());
+        lines.push("The run was interrupted: turns are missing.".to_owned());
     }
     lines.extend(comparison.skipped.iter().map(|skipped| {
         format!(

@@ -54,7 +54,7 @@ pub(crate) struct Skipped {
     pub(crate) reason: String,
 }
 
-/// A turn.
+/// A turn: a setting measured with one peer once.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Run {
     pub(crate) round: u32,
@@ -102,7 +102,7 @@ pub(crate) struct Row {
 
 type Metrics = BTreeMap<String, f64>;
 
-/// Figures for ratios: the first that a turn has.
+/// Figures for ratios, in order of preference. A ratio uses the first one that the turn has.
 const COMPARED: [&str; 2] = ["cpu_proxies_us_per_request", "rss_kb"];
 const RELAY: &str = "relay";
 
@@ -118,7 +118,7 @@ impl Comparison {
                 }
             }
         }
-        // Peers alternate in the turns, so the turns of a setting are collected.
+        // Rows of a setting are adjacent, even if its turns are not.
         let settings: Vec<_> = keys.iter().map(|(experiment, setting, _)| (*experiment, *setting)).collect();
         keys.sort_by_key(|(experiment, setting, _)| {
             settings.iter().position(|other| *other == (*experiment, *setting))

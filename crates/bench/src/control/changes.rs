@@ -15,7 +15,7 @@ use crate::clock;
 /// Pause between changes while sidecars disconnect and reconnect.
 const BETWEEN_CHANGES: Duration = Duration::from_millis(100);
 
-/// Makes a change a number of times, and measures its cost.
+/// Makes a change `repeat` times, and measures its cost.
 pub(super) fn measure_change(
     fleet: &mut Fleet<'_>,
     server: &mut Server,
@@ -67,7 +67,7 @@ pub(super) fn measure_change(
         bytes_each: bytes as f64 / reached_in_all as f64,
     };
     stdio::print_error(format_args!(
-        "{}: at the last of {} after {:.1} ms, {:.1} ms of CPU, {} received something",
+        "{}: received by the last of {} sidecars after {:.1} ms, {:.1} ms of CPU, {} sidecars got a response",
         change.name(),
         result.sidecars,
         result.last_ms,
@@ -77,8 +77,8 @@ pub(super) fn measure_change(
     Ok(result)
 }
 
-/// Waits until a change is published and validated, and until all that follows from it is done: acknowledgements and
-/// the responses to them. `published` is the number of publications before the change.
+/// Waits until a change is published and validated, and then [`AFTER_EFFECTS`] for acknowledgements and the responses
+/// to them. `published` is the number of publications before the change.
 fn settle(fleet: &mut Fleet<'_>, server: &Server, published: usize) -> anyhow::Result<()> {
     fleet
         .wait_until(|| server.publications() > published, TIMEOUT)

@@ -49,14 +49,14 @@ struct Slot {
 pub(crate) struct FleetEvents {
     /// Nanoseconds from the start of a connection until each sidecar was configured.
     pub(crate) configured: Vec<u64>,
-    /// Time at which each sidecar received the awaited type.
+    /// Times at which sidecars received the awaited type, in nanoseconds of [`clock::now`].
     pub(crate) changed: Vec<u64>,
     pub(crate) bytes: u64,
     pub(crate) resources: u64,
     pub(crate) responses: u64,
-    /// For each sidecar whether it has received a response.
+    /// For each sidecar by its number: true if it has received a response.
     reached: Vec<bool>,
-    /// The awaited type, and for each sidecar whether it still lacks it.
+    /// The awaited type, and for each sidecar by its number: true if it still lacks the type.
     wanted: Option<(Kind, Vec<bool>)>,
 }
 
@@ -120,7 +120,8 @@ impl<'a> Fleet<'a> {
     }
 
     /// Closes and reopens a share of the connections in turn for this duration. A connection is closed only once its
-    /// sidecars are configured. Calls `meanwhile` between events. Returns the number of sidecars that reconnected.
+    /// sidecars are configured. Calls `meanwhile` between events. Returns the number of sidecars that reconnected in
+    /// this duration, and waits for the others.
     pub(crate) fn churn(
         &mut self,
         share: f64,

@@ -1,4 +1,5 @@
-//! Learns the names to which a sidecar of the whole mesh subscribes, from clusters and listeners.
+//! Learns the names of endpoints and routes to which a sidecar with `--subscribe mesh` subscribes, from its clusters
+//! and listeners.
 
 use std::{collections::BTreeSet, net::SocketAddr, os::fd::AsFd as _, time::Duration};
 
@@ -19,7 +20,7 @@ use crate::{
 const HTTP_MANAGER: &[u8] =
     b"envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
 
-/// Connects as the first sidecar, and fills in the names of endpoints and routes.
+/// Connects as the first sidecar, and stores the names of endpoints and routes in the plan.
 pub(crate) fn learn(
     plan: &mut Plan,
     target: SocketAddr,
@@ -63,7 +64,7 @@ pub(crate) fn learn(
     Ok(())
 }
 
-/// Returns the next response of a type.
+/// Returns the next response of a type. Fails at the deadline.
 fn next(connection: &mut Connection, kind: Kind, deadline: u64) -> anyhow::Result<Response> {
     let mut scratch = vec![0; 1 << 16];
     let mut found = None;

@@ -1,6 +1,6 @@
 //! Messages of the discovery protocol, encoded and scanned by hand.
 //!
-//! Thousands of sidecars in one process must cost next to nothing; otherwise the measurement would show them.
+//! Thousands of sidecars in one process must use little CPU time, which the control plane would lack otherwise.
 //! Resources are counted and skipped, unless their names are needed. Source: `envoy.service.discovery.v3`.
 
 use anyhow::{Context as _, bail, ensure};
@@ -62,7 +62,7 @@ fn put_number(out: &mut Vec<u8>, mut number: u64) {
     out.push(number as u8);
 }
 
-/// Encodes a `google.protobuf.Struct` of strings and, one level down, of structs.
+/// Encodes a `google.protobuf.Struct` whose values are strings and encoded structs.
 pub(crate) fn object(fields: &[(&str, Field<'_>)]) -> Vec<u8> {
     let mut object = Vec::new();
     for (name, field) in fields {
@@ -79,7 +79,7 @@ pub(crate) fn object(fields: &[(&str, Field<'_>)]) -> Vec<u8> {
     object
 }
 
-/// A value in [`object`].
+/// Value of a field in [`object`]: a string, or an encoded struct.
 pub(crate) enum Field<'a> {
     Text(&'a str),
     Object(Vec<u8>),

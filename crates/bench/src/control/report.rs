@@ -58,7 +58,7 @@ pub(super) struct ConnectResult {
     pub(super) cpu_ms_each: f64,
     /// CPU time of this process per sidecar.
     pub(super) driver_cpu_ms_each: f64,
-    /// Time from the first packet of a sidecar until it is configured.
+    /// Time from the start of a sidecar's connection until the sidecar is configured.
     pub(super) ms: Quantiles,
     pub(super) kilobytes_each: f64,
     pub(super) resources_each: f64,

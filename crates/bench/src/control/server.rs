@@ -61,14 +61,17 @@ impl Server {
         self.running.count_lines("configuration published")
     }
 
+    /// Returns the CPU time so far, in nanoseconds.
     pub(crate) fn cpu(&self) -> u64 {
         accounting::cpu(&[self.running.pid()]).nanoseconds
     }
 
+    /// Returns the resident memory in megabytes.
     pub(crate) fn resident(&self) -> f64 {
         accounting::resident(&[self.running.pid()]) as f64 / 1_024.0
     }
 
+    /// Returns the peak resident memory in megabytes.
     pub(super) fn peak(&self) -> f64 {
         accounting::peak(self.running.pid()) as f64 / 1_024.0
     }

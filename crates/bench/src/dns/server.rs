@@ -21,7 +21,7 @@ const AAAA: u16 = 28;
 /// TTL of an answer without addresses, in seconds.
 const NEGATIVE_TTL: u32 = 30;
 
-/// Queries so far.
+/// Numbers of queries so far.
 #[derive(Debug, Default)]
 pub(super) struct QueryCounter {
     v4: AtomicU64,

@@ -61,7 +61,7 @@ impl Hosts {
         self.folder.join("changed.yaml")
     }
 
-    /// Makes another certificate for a host.
+    /// Makes another certificate for the host whose certificate changes.
     pub(super) fn prepare_certificate(&self) -> anyhow::Result<Prepared> {
         let certificate = certificates::of_host(&self.authority, &host(CHANGED))?;
         let text = documents(&[secret(CHANGED, &certificate)]);

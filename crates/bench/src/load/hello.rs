@@ -12,14 +12,14 @@ use anyhow::{Context as _, ensure};
 
 use crate::stream::Tls;
 
-/// Number of records of a hello.
+/// Maximum number of records of a hello.
 const RECORDS: usize = 64;
-/// Timeout for the other side to read a record. It may run many times slower than usual.
+/// Timeout for the proxy to read a record. Under valgrind, the proxy is many times slower than usual.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const RECORD_HEADER: usize = 5;
 
 /// Opens this number of connections in sequence. Sends a hello on each in [`RECORDS`] records, without the last one.
-/// Each record is sent after the former has been read.
+/// Each record is sent after the proxy has read the previous one.
 pub(crate) fn hellos(target: SocketAddr, tls: &Tls, count: u32) -> anyhow::Result<()> {
     let hello = tls.hello()?;
     let (header, message) = hello.split_at_checked(RECORD_HEADER).context("a hello without a header")?;

@@ -14,11 +14,11 @@ use crate::{
     stream::{Stream, Tls},
 };
 
-/// Timeout of a response. The server may run many times slower than usual.
+/// Timeout of a response. Under valgrind, the proxy is many times slower than usual.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Sends `count` requests with bodies of `payload` bytes, each after the former is answered, over one connection or
-/// one each ([`Traffic::NewConnections`]).
+/// Sends `count` requests with bodies of `payload` bytes, each after the response to the previous one. All use one
+/// connection; with [`Traffic::NewConnections`], each has its own.
 pub(crate) fn send(
     target: SocketAddr,
     traffic: Traffic,
@@ -82,5 +82,5 @@ pub(super) fn ask(stream: &mut Stream, request: &[u8], input: &mut [u8]) -> anyh
             return Ok(());
         }
     }
-    bail!("the answer takes more than {filled} bytes")
+    bail!("the response is longer than {filled} bytes")
 }

@@ -26,9 +26,9 @@ use crate::{
 
 /// Timeout of a request that waits for a connection.
 const WAIT: Duration = Duration::from_millis(100);
-/// Timeout of the response, once a request has a connection.
+/// Timeout of the response, from when a request is assigned to a connection.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Maximum number of wake-ups per second. Requests that are due between them are sent together.
+/// Ticks of the timer per second. Requests that are due between two ticks may be sent together.
 const WAKE_UPS: u32 = 10_000;
 
 /// Parameters of the phases.
@@ -66,7 +66,7 @@ pub(crate) struct RequestRecord {
     pub(crate) end: End,
 }
 
-/// All requests, and the number of connections at the end.
+/// All requests, and the maximum number of concurrent connections.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     pub(crate) requests: Vec<RequestRecord>,
@@ -89,11 +89,11 @@ struct Client<'a> {
     epoll: Epoll,
     request: Vec<u8>,
     connections: Vec<PooledConnection>,
-    /// Indexes of connections without a request. The last one is used first; open ones come before closed ones.
+    /// Indexes of connections without a request. They are taken from the back: closed ones are at the front.
     free: VecDeque<usize>,
     /// Due times of requests that wait for a connection.
     waiting: VecDeque<u64>,
-    /// Times at which requests were assigned, and their connections, in this order. May contain finished ones.
+    /// Times at which requests were assigned, with their connections; oldest first. May contain finished requests.
     under_way: VecDeque<(u64, usize)>,
     start: u64,
     account: Account,
@@ -136,7 +136,7 @@ pub(crate) fn drive(surge: &Surge) -> anyhow::Result<Account> {
 }
 
 impl Client<'_> {
-    /// Sends waiting requests and reads responses.
+    /// Gives up requests after their timeouts, sends waiting ones and reads responses.
     fn turn(&mut self, now: u64, timer: &nix::sys::timerfd::TimerFd) -> anyhow::Result<()> {
         while let Some((begun, at)) = self.under_way.front().copied() {
             if now.saturating_sub(begun) <= nanoseconds(TIMEOUT) {
@@ -248,7 +248,7 @@ impl Client<'_> {
         if close {
             self.connections[at].stream = None;
         }
-        // A connection that closes between requests fails none.
+        // If a connection closes between requests, no request fails.
         if let Some((due, begun)) = self.connections[at].request.take() {
             self.record(due, begun, clock::now(), end);
             if self.connections[at].stream.is_some() {

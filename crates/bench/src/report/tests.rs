@@ -139,7 +139,7 @@ fn peers_are_compared_within_rounds_and_failures_counted() {
 fn tables_fit_a_terminal_with_all_peers_and_long_figures() {
     let mut runs = Vec::new();
     for round in 1..=3 {
-        // A slow machine: each figure has a range of three numbers with seven digits.
+        // A slow machine: the median and the range of each latency have seven digits.
         let factor = f64::from(round);
         runs.push(run(round, None, 1_234_567.8 * factor, 0.0));
         for peer in Peer::ALL {

@@ -219,8 +219,8 @@ fn text(rows: &[DiffRow], args: &DiffArgs) -> String {
     let table = TextTable { head, rows: rows.iter().map(line).collect() };
     let mut lines = vec![format!(
         "B / A: ratio of the medians, and its range over the numbers of connections; less is better. A figure is better or \
-         worse from a change of {} % and a confidence of {} % on (stratified Mann-Whitney test, two-sided), otherwise the \
-         same. Each figure is tested alone, so of many figures some differ by chance.",
+         worse if it changed by at least {} % with a confidence of at least {} % (stratified Mann-Whitney test, two-sided), \
+         otherwise the same. Each figure is tested separately, so some of many figures differ by chance.",
         args.threshold, args.confidence
     )];
     if rows.iter().any(|row| row.greatest_confidence < args.confidence) {

@@ -175,7 +175,7 @@ pub(super) struct Sizes {
 pub(super) enum SizeName {
     /// The size for figures.
     Default,
-    /// A check of the scenario itself in seconds; its figures mean nothing.
+    /// A check of the scenario itself in seconds; too short for reliable figures.
     Tiny,
 }
 

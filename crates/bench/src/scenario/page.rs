@@ -133,7 +133,7 @@ fn made(result: &ScenarioResult) -> String {
     let settings = &result.report.settings;
     let tiny = match result.size {
         SizeName::Default => "",
-        SizeName::Tiny => " --size tiny (the figures mean nothing)",
+        SizeName::Tiny => " --size tiny (too short for reliable figures)",
     };
     format!(
         "Medians of {} rounds in which all peers take turns of {} s after {} s of warm-up; {} requests/s over HTTP/1.1, \

@@ -240,7 +240,7 @@ fn differences_are_found_and_chance_is_not() {
     assert_eq!(verdict(&rows, None, "latency_p50_us"), Some(Verdict::Same));
     let rows = compare(&result(slower), &before, None, bounds).unwrap();
     assert_eq!(verdict(&rows, skysail, "latency_p50_us"), Some(Verdict::Better));
-    // Below the threshold, a certain change does not count.
+    // A change below the threshold does not count, whatever its confidence.
     let rows = compare(&before, &result(|_| 1.04), None, bounds).unwrap();
     assert_eq!(verdict(&rows, skysail, "latency_p99_us"), Some(Verdict::Same));
 }

@@ -69,7 +69,7 @@ fn result(finding: &Diagnostic, codes: &[Code]) -> Value {
         "level": level(finding.severity),
         "message": { "text": text },
         "locations": [location],
-        // The same finding has the same text after lines were added above it.
+        // It has no line number, so a finding keeps it when lines are added above.
         "partialFingerprints": { "finding/v1": format!("{code} {object} {field}") },
     })
 }

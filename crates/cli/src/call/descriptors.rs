@@ -159,7 +159,7 @@ pub(super) async fn of_services(
         let received = match query(question.clone()).await? {
             ReflectionAnswer::Files(Files { files }) => files,
             ReflectionAnswer::Error(refusal) => return Err(refused(&question, &refusal, query).await),
-            ReflectionAnswer::Services(_) => return Err(unusable("it has services in place of files")),
+            ReflectionAnswer::Services(_) => return Err(unusable("it contains services instead of files")),
         };
         for file in received {
             size += file.len();
@@ -183,7 +183,7 @@ pub(super) async fn of_services(
     Ok(pool)
 }
 
-/// Returns the error for a query without a file. For an unknown service, it names the server's services.
+/// Returns the error for a query that the server refused. For an unknown service, it names the server's services.
 async fn refused(
     question: &Question,
     refusal: &Refusal,
@@ -192,7 +192,7 @@ async fn refused(
     let Refusal { code, message } = refusal;
     match question {
         Question::Symbol(name) if *code == 5 => match services(query).await {
-            Ok(known) => unknown("service", name, known),
+            Ok(known) => unknown(format_args!("there is no service {name}; known services"), &known),
             Err(error) => error,
         },
         Question::Symbol(name) | Question::File(name) => unusable(format_args!("{name}: {message}")),
@@ -201,9 +201,9 @@ async fn refused(
 }
 
 /// Returns the error about an unknown name, with the known ones.
-pub(super) fn unknown(what: &str, name: &str, known: Vec<String>) -> io::Error {
+pub(super) fn unknown(problem: impl std::fmt::Display, known: &[String]) -> io::Error {
     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-    wrong(format!("there is no {what} {name}; there is {known}"))
+    wrong(format!("{problem}: {known}"))
 }
 
 /// Returns an error of the command line.
@@ -281,7 +281,7 @@ mod tests {
             }
         })
         .await;
-        assert_eq!(names.unwrap_err(), "there is no service acme.Flights; there is a, b");
+        assert_eq!(names.unwrap_err(), "there is no service acme.Flights; known services: a, b");
     }
 
     #[tokio::test]

@@ -107,13 +107,14 @@ impl Session {
             services.iter().try_for_each(|service| stdio::print(list(service))).map_err(io::Error::other)?;
             return Ok(None);
         };
-        let names = |pool: &DescriptorPool| pool.services().map(|one| one.full_name().to_owned()).collect();
-        let found =
-            pool.get_service_by_name(service).ok_or_else(|| unknown("service", service, names(&pool)))?;
+        let found = pool.get_service_by_name(service).ok_or_else(|| {
+            let known: Vec<String> = pool.services().map(|one| one.full_name().to_owned()).collect();
+            unknown(format_args!("there is no service {service}; known services"), &known)
+        })?;
         let mut methods = found.methods();
         let method = methods.find(|one| one.name() == method).ok_or_else(|| {
-            let known = found.methods().map(|one| one.name().to_owned()).collect();
-            unknown(&format!("method of {service}"), method, known)
+            let known: Vec<String> = found.methods().map(|one| one.name().to_owned()).collect();
+            unknown(format_args!("{service} has no method {method}; its methods"), &known)
         })?;
         let messages = messages(&method, input).map_err(wrong)?;
         Ok(Some(Prepared { session: self, method, messages }))
@@ -323,8 +324,8 @@ mod tests {
             assert!(broken.starts_with("a message of the response is not a valid acme.Day: "), "{broken}");
         }
         for (name, problem) in [
-            ("acme.Flights/Cuont", "there is no method of acme.Flights Cuont; there is Count, Talk"),
-            ("acme.Flight/Count", "there is no service acme.Flight; there is acme.Flights"),
+            ("acme.Flights/Cuont", "acme.Flights has no method Cuont; its methods: Count, Talk"),
+            ("acme.Flight/Count", "there is no service acme.Flight; known services: acme.Flights"),
         ] {
             let session = session(name).unwrap();
             let error = session.prepare().await.err().unwrap();

@@ -14,7 +14,7 @@ pub(super) fn outside(address: &str) -> JourneyEnd {
     JourneyEnd {
         served: true,
         status: None,
-        result: format!("{address} is outside the mesh, where the request goes"),
+        result: format!("the request leaves the mesh: {address} is outside"),
     }
 }
 
@@ -23,7 +23,11 @@ pub(super) fn summary(destinations: &[Destination]) -> JourneyEnd {
     let refused: Vec<&Destination> = destinations.iter().filter(|to| !to.served).collect();
     let first = refused.first().or(destinations.first().as_ref().map(|to| to as _)).copied();
     let Some(first) = first else {
-        return JourneyEnd { served: false, status: None, result: "the request reaches nothing".to_owned() };
+        return JourneyEnd {
+            served: false,
+            status: None,
+            result: "the request reaches no destination".to_owned(),
+        };
     };
     let share: f64 = refused.iter().map(|to| to.share).sum();
     let all: f64 = destinations.iter().map(|to| to.share).sum();
@@ -44,7 +48,7 @@ fn round(number: f64) -> f64 {
     (number * 10.0).round() / 10.0
 }
 
-/// Returns a share.
+/// Returns `part` as a share of `all`.
 pub(super) fn ratio(part: usize, all: usize) -> f64 {
     let number = |value: usize| f64::from(u32::try_from(value).unwrap_or(u32::MAX));
     number(part) / number(all.max(1))

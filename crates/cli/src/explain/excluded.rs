@@ -65,7 +65,8 @@ fn of_gateway(
     })
 }
 
-/// Returns host and port of the name of a virtual host. With virtual hosts apart, it begins with that of the table.
+/// Returns the host and the port in the name of a virtual host. With on-demand virtual hosts, the name begins with that
+/// of the route table.
 fn host_and_port(name: &str) -> Option<(String, u16)> {
     let (host, port) = name.rsplit('/').next()?.rsplit_once(':')?;
     Some((host.to_owned(), port.parse().ok()?))

@@ -25,8 +25,8 @@ pub(super) struct Entrance<'a> {
     pub(super) note: String,
 }
 
-/// Returns the gateway for a port and host: one whose Service has the port, and of several one with a server for the
-/// host. `wanted` names one.
+/// Selects the gateway for a port and host. Gateways whose Service has the port are preferred, and among these those
+/// with a server for the host. `wanted` restricts the choice to gateways with this name.
 pub(super) fn entrance<'a>(
     mesh: &'a Offline,
     port: u16,
@@ -49,7 +49,10 @@ pub(super) fn entrance<'a>(
         let matching = mesh.matching(wanted);
         left.retain(|(pod, _)| matching.iter().any(|other| other.owner == pod.owner));
         if left.is_empty() {
-            return Err(format!("--gateway {wanted}: there is no such gateway; there is {}", names(&all)));
+            return Err(format!(
+                "--gateway {wanted}: there is no such gateway; known gateways: {}",
+                names(&all)
+            ));
         }
     }
     if left.iter().any(|(_, target)| target.is_some()) {
@@ -102,7 +105,7 @@ pub(super) fn servers(
     };
     let has_port = |server: &&ServerSource| server.port == port;
     let at_port: Vec<&ServerSource> = all.iter().filter(has_port).collect();
-    // Servers on other ports say something only if the port has none.
+    // Servers on other ports are described only if this port has none.
     if at_port.is_empty() { all.iter().map(step).collect() } else { at_port.into_iter().map(step).collect() }
 }
 
@@ -119,7 +122,7 @@ fn takes(server: &ServerSource, explained: &Explanation, received: &Received<'_>
     is_tls && (explained.server_names.is_empty() || names.any(|name| server.has_host(name)))
 }
 
-/// Returns the first property of a connection that a server does not have.
+/// Returns the first property of a connection that does not match a server.
 fn mismatch(server: &ServerSource, received: &Received<'_>, number: u16) -> String {
     let expected = || list(&server.hosts, " or ");
     if server.port != received.destination.port() {

@@ -22,7 +22,7 @@ use super::{
 pub(super) const OUTBOUND: &str = "virtualOutbound";
 pub(super) const INBOUND: &str = "virtualInbound";
 
-/// A proxy on the way.
+/// A proxy on the path of a request.
 pub(super) struct Place<'a> {
     pub(super) pod: &'a OfflinePod,
     pub(super) proxy: &'a Proxy,
@@ -33,7 +33,7 @@ pub(super) struct Place<'a> {
 /// The connection that a proxy receives.
 pub(super) struct Received<'a> {
     pub(super) destination: SocketAddr,
-    /// TLS of the proxy before.
+    /// TLS that the previous proxy originates.
     pub(super) tls: Option<&'a TlsReport>,
     /// The client itself sends TLS.
     pub(super) client_tls: bool,
@@ -41,7 +41,7 @@ pub(super) struct Received<'a> {
     pub(super) server_name: &'a str,
     /// Host of the request without a port; empty for connections.
     pub(super) host: &'a str,
-    /// Identity of the proxy before, or of a client that sends TLS itself.
+    /// Identity of the previous proxy, or of a client that sends TLS itself.
     pub(super) principal: Option<&'a str>,
 }
 
@@ -72,7 +72,7 @@ pub(super) fn describe(
         false => ("", None),
     };
     let is_presented = match &explained.certificate {
-        // Without a filter chain, no proxy requests the certificate that a sidecar has.
+        // Without a filter chain, no certificate is requested. That of a sidecar counts as presented.
         CertificateVerdict::Absent => {
             !explained.has_filter_chain && received.tls.is_some_and(|tls| tls.is_mesh)
         }
@@ -130,7 +130,7 @@ pub(super) fn describe(
     }
 }
 
-/// Returns the verdict about a client certificate that the mesh does not issue.
+/// Returns the verdict about the client's certificate; `None` without one, and for a valid one of the mesh.
 fn certificate(explained: &Explanation, received: &Received<'_>) -> Option<CertificateStep> {
     let is_mesh = received.tls.is_some_and(|tls| tls.is_mesh);
     let (verdict, reason) = match &explained.certificate {

@@ -1,4 +1,4 @@
-//! Objects, files and lines behind decisions.
+//! Sources of decisions: objects, files and lines.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -18,7 +18,7 @@ pub(super) struct Sources<'a> {
     pub(super) world: &'a World,
 }
 
-/// Objects of the routes of a virtual host.
+/// Sources of the routes of a virtual host.
 #[derive(Default)]
 pub(super) struct RouteSources {
     /// Source of each route.
@@ -71,7 +71,8 @@ impl Sources<'_> {
         self.of(&server.gateway, &format!("spec.servers[{}]", server.index))
     }
 
-    /// Returns the field of the VirtualService at a path that makes a sidecar's filter chain of connections.
+    /// Returns the field of a VirtualService from which a sidecar's filter chain for TCP or TLS is compiled. `path` is
+    /// that of the VirtualService in metadata.
     pub(super) fn l4_field(
         &self,
         proxy: &Proxy,
@@ -95,17 +96,17 @@ impl Sources<'_> {
         let (index, _) = rest.split_once(']')?;
         let mut source =
             self.named(Kind::AuthorizationPolicy, namespace, name, &format!("spec.rules[{index}]"));
-        let is_empty = source.line == 0;
+        let is_unknown = source.line == 0;
         // A policy without rules has an artificial one that never matches.
-        let policies = self.world.origin(&ObjectKey {
+        let origin = self.world.origin(&ObjectKey {
             kind: Kind::AuthorizationPolicy,
             namespace: namespace.to_owned(),
             name: name.to_owned(),
         });
-        let has_field = policies
+        let has_field = origin
             .and_then(|origin| origin.lines.as_ref())
             .is_some_and(|lines| lines.contains_key(&source.field));
-        if !is_empty && !has_field {
+        if !is_unknown && !has_field {
             source.field = "spec".to_owned();
         }
         Some(source)
@@ -190,7 +191,7 @@ impl Sources<'_> {
         found.map(|service| self.service(service, "")).collect()
     }
 
-    /// Returns the DestinationRule of a cluster, with the field of its subset.
+    /// Returns the DestinationRule of a cluster, with the field of its subset, or with `spec.trafficPolicy`.
     pub(super) fn rule(&self, cluster: &ClusterReport) -> Option<Source> {
         let path = cluster.origin.as_deref()?;
         let key = self.path(path, "")?;
@@ -212,7 +213,7 @@ impl Sources<'_> {
 
     /// Returns the sources of the routes of a virtual host at a proxy.
     pub(super) fn routes(&self, proxy: &Proxy, virtual_host: &str, routes: &[RouteReport]) -> RouteSources {
-        // With virtual hosts apart, the name begins with that of the route table.
+        // With on-demand virtual hosts, the name begins with that of the route table.
         let name = virtual_host.rsplit('/').next().unwrap_or(virtual_host);
         let place = name.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
         let mut found = RouteSources::default();

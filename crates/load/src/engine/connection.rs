@@ -45,7 +45,7 @@ pub(super) struct Connection {
     stream: Option<Stream>,
     /// The socket is not open yet.
     is_connecting: bool,
-    /// When the opening began.
+    /// Time at which the opening began.
     opened: u64,
     /// Nanoseconds that the opening took, until it is recorded.
     pub(super) connected: Option<u64>,
@@ -117,7 +117,7 @@ impl Connection {
                 }
             };
             if self.reuse.1 == 1 {
-                // Closed by a reset: with thousands of connections per second, the ports in TIME_WAIT would run out.
+                // The socket is closed by a reset: thousands of sockets per second in TIME_WAIT would use up the ports.
                 setsockopt(&stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 })?;
             }
             epoll.add(
@@ -268,7 +268,7 @@ impl Connection {
             };
             if let Some(step) = step {
                 self.left -= 1;
-                // After a response that came early, or with further bytes, the next one cannot be told from it.
+                // After an early response, or one with surplus bytes, the next response could not be recognised.
                 let request = self.request.as_ref();
                 let is_early = request.is_some_and(|one| one.written < requests.of(one.is_last).len());
                 if self.left == 0 || is_early || self.filled > 0 {

@@ -1,4 +1,4 @@
-//! What a request asks of the echo server, in its query, as in Fortio: `delay=150us:10,2ms:5`, `status=404:10,503:5`,
+//! The response that a request's query selects, as in Fortio: `delay=150us:10,2ms:5`, `status=404:10,503:5`,
 //! `size=1024:10`, `close=true`, `header=Name:value`.
 
 use std::time::Duration;
@@ -10,7 +10,7 @@ const MAX_DELAY: Duration = Duration::from_secs(60);
 /// Maximum size of a response's body in bytes.
 const MAX_SIZE: usize = 1 << 20;
 
-/// How to respond to a request.
+/// Properties of the response to a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Behavior {
     pub(super) delay: Duration,
@@ -52,8 +52,8 @@ impl Behavior {
     }
 }
 
-/// Chooses one of the values `VALUE:PERCENT,…`, or none for the rest to 100 %. A value without a percentage is always
-/// chosen.
+/// Chooses one of the values `VALUE:PERCENT,…`, or none for the rest to 100 %. A value without a percentage is chosen
+/// if none before it is.
 fn choose<T>(
     text: &str,
     rng: &mut fastrand::Rng,

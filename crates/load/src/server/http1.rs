@@ -1,5 +1,5 @@
-//! The server for HTTP/1 and TCP: many connections on one thread with epoll. It must cost little next to what is
-//! measured in front of it.
+//! The server for HTTP/1 and TCP: many connections on one thread with epoll. It must use little CPU time compared with
+//! the proxy in front of it.
 
 use std::{
     cmp::Reverse,
@@ -23,12 +23,14 @@ use crate::{
     worker::nanoseconds,
 };
 
-/// Maximum of the body of a request, and of the input that waits on a connection, in bytes.
+/// Size of a request's body that is always accepted, in bytes. It is checked only when the input buffer is full, so a
+/// body of nearly twice this size may be accepted.
 const MAX_BODY: usize = 1 << 20;
-/// Maximum of the head of a request.
+/// Maximum size of the head of a request, in bytes.
 const MAX_HEAD: usize = 64 << 10;
+/// Initial size of a connection's input buffer, in bytes.
 const FIRST_BUFFER: usize = 16 << 10;
-/// Size of the output from which further requests of a connection wait until it is sent.
+/// Size of unsent output from which further requests of a connection wait, in bytes.
 const MAX_OUTPUT: usize = 1 << 20;
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
@@ -60,8 +62,8 @@ struct Server<'a> {
     epoll: Epoll,
     /// By file descriptor, because these are small numbers that are reused.
     connections: Vec<Option<ServerConnection>>,
-    /// Connections with a delayed response, by the end of the delay. The second number tells them from later
-    /// connections with the same file descriptor.
+    /// Connections with a delayed response: end of the delay, number, file descriptor. The number distinguishes a
+    /// connection from later ones with the same file descriptor.
     delayed: BinaryHeap<Reverse<(u64, u64, usize)>>,
     accepted: u64,
     rng: fastrand::Rng,
@@ -83,7 +85,7 @@ struct ServerConnection {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ServedProtocol {
-    /// HTTP, of a version that the first bytes show.
+    /// HTTP. The first bytes will show the version.
     Unknown,
     Http1,
     Echo,
@@ -351,7 +353,7 @@ fn read_body(head: &Head, input: &[u8]) -> Result<Option<ReadBody>, InvalidBody>
     Ok(is_done.ok_or(InvalidBody)?.then_some((Some(body), taken)))
 }
 
-/// Writes the response to a request. Returns what the request asks for.
+/// Writes the response to a request. Returns its properties, of which the caller applies delay and close.
 fn respond(
     bytes: &[u8],
     head: &Head,

@@ -15,8 +15,8 @@ use tokio::{sync::mpsc, task::LocalSet};
 use super::behavior::Behavior;
 use crate::grpc::{self, HealthResponse, PingMessage};
 
-/// Window of a connection, large enough that no WINDOW_UPDATE is needed. The time of such frames, and whether they
-/// are sent with other frames, would be random.
+/// Flow-control window of a connection in bytes, so large that no WINDOW_UPDATE is needed. The time of such frames, and
+/// whether they are sent with other frames, would be random.
 pub const WINDOW: u32 = 1 << 30;
 /// Maximum of a request's body in bytes.
 const MAX_BODY: usize = 1 << 20;
@@ -25,7 +25,7 @@ const MAX_STREAMS: u32 = 1_000;
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
-/// Where the server for HTTP/1 sends connections of HTTP/2.
+/// Channel by which the server for HTTP/1 hands over connections of HTTP/2.
 pub(super) type HandOver = mpsc::UnboundedSender<TcpStream>;
 
 /// Creates the channel of connections that are handed over.

@@ -20,9 +20,9 @@ use crate::{
     target::{Protocol, Target},
 };
 
-/// Flow-control window of a stream and of a connection, so that windows do not limit the load.
+/// Flow-control window of a stream and of a connection in bytes, so large that it does not limit the load.
 const WINDOW: u32 = 16 << 20;
-/// Maximum of a gRPC response that is kept to read its message.
+/// Bytes of a gRPC response from which no more are kept to read its message.
 const MAX_MESSAGE: usize = 64 << 10;
 
 pub(super) struct SharedConnection {
@@ -56,7 +56,7 @@ impl SharedConnection {
         self.sockets.get()
     }
 
-    /// Opens another connection for the next request, if the current one still has this number. Requests in progress
+    /// Marks the connection with this number as lost, so that the next request opens another one. Requests in progress
     /// continue on it.
     pub(super) fn discard(&self, number: u64) {
         if number == self.sockets.get() {

@@ -28,7 +28,8 @@ struct Login {
     password: String,
 }
 
-/// Routes: `POST /auth/login` with form fields `login` and `password`; the response is `{"token": …}`.
+/// Returns the route `POST /auth/login` with form fields `login` and `password`. The response is
+/// `{"token": …, "loggedinuser": …}`.
 pub(crate) fn router(key: Key, customer: Peer) -> Router {
     Router::new().route("/auth/login", post(login)).with_state(Auth { key, customer, client: Client::new() })
 }

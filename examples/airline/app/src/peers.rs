@@ -25,7 +25,9 @@ const PROPAGATED_HEADERS: [HeaderName; 11] = [
     HeaderName::from_static("x-canary"),
     header::AUTHORIZATION,
 ];
+/// Timeout of a call.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Maximum size of a response's body in bytes.
 const MAX_ANSWER: usize = 4 << 20;
 
 /// Address of another service: `http://HOST:PORT`.
@@ -64,7 +66,7 @@ impl Client {
         Self(HyperClient::builder(TokioExecutor::new()).build(connector))
     }
 
-    /// Sends a call with these headers. If `fields` is set, it is the form body of a POST.
+    /// Sends a call with these headers. `fields` are the form in the body; without any, the body is empty.
     pub(crate) async fn call(
         &self,
         method: Method,

@@ -33,12 +33,15 @@ pub(super) struct AttackEnvironment {
 /// Cost of an attack for the attacker.
 #[derive(Debug, Default)]
 pub(super) struct AttackerCost {
+    /// Bytes sent and read.
     pub(super) sent: u64,
     pub(super) read: u64,
+    /// Number of connections opened.
     pub(super) opened: u64,
 }
 
-/// Behaviour of one connection. Called when responses have arrived or the socket can be written.
+/// Behaviour of one connection. Called when responses have arrived, or when fewer than [`MAX_WAITING`] bytes wait to be
+/// sent.
 pub(super) trait Script {
     fn proceed(&mut self, connection: &mut Connection, responses: Vec<(usize, Response)>);
 }
@@ -48,7 +51,7 @@ pub(super) trait Script {
 pub(super) struct ConnectionSetup {
     /// Streams per connection.
     pub(super) calls: usize,
-    /// Window of each stream.
+    /// Receive window of each stream in bytes.
     pub(super) window: u32,
 }
 
@@ -106,13 +109,13 @@ impl AttackEnvironment {
     }
 }
 
-/// Yields to other threads.
+/// Sleeps for [`PAUSE`].
 #[allow(clippy::disallowed_methods, reason = "the attacker has a thread of its own")]
 pub(super) fn pause() {
     std::thread::sleep(PAUSE);
 }
 
-/// Writes, reads and continues the script. Returns false if the server has ended the connection or one of its
+/// Reads, continues the script and writes. Returns false if the server has ended the connection or one of its
 /// streams.
 fn turn(connection: &mut Connection, script: &mut impl Script, scratch: &mut [u8]) -> bool {
     let mut responses = Vec::new();

@@ -23,7 +23,7 @@ use crate::{
 
 /// Service whose HTTPRoute changes.
 const ROUTED: usize = 1;
-/// Service whose workload has the Sidecar that changes. It has none in a large mesh.
+/// Service whose workload has the Sidecar that changes. In a large mesh, it has no other Sidecar.
 const RESTRICTED: usize = 3;
 /// Gateway whose objects change.
 const GATEWAY: usize = 0;
@@ -42,7 +42,7 @@ pub(crate) enum Change {
     Policy,
     /// A service is added or removed.
     Service,
-    /// The timeout in a VirtualService changes whose host is no service.
+    /// The timeout in a VirtualService changes; its host is no service.
     VirtualService,
     /// The timeout in a service's HTTPRoute changes.
     HttpRoute,
@@ -50,7 +50,7 @@ pub(crate) enum Change {
     DestinationRule,
     /// A ServiceEntry is added or removed.
     ServiceEntry,
-    /// The weight of a WorkloadEntry changes, which is an endpoint of a service.
+    /// The weight of a WorkloadEntry of a service changes.
     WorkloadEntry,
     /// The Sidecar of a workload allows another service.
     Sidecar,
@@ -62,7 +62,7 @@ pub(crate) enum Change {
     Telemetry,
     /// The EnvoyFilter of a workload gets another script.
     EnvoyFilter,
-    /// The label of a pod without a sidecar changes, which is an endpoint of a service.
+    /// The label of a pod of a service changes; the pod has no sidecar.
     Pod,
     /// The label of a namespace changes, which affects no resource.
     Namespace,
@@ -131,7 +131,7 @@ impl Change {
         }
     }
 
-    /// Returns the file with the object. That of `new` objects exists only while the change is measured.
+    /// Returns the name of the file with the object, and true if the file exists only while the change is measured.
     fn file(self) -> (&'static str, bool) {
         match self {
             Self::Endpoint => ("endpoint", false),
@@ -176,7 +176,7 @@ impl Mesh {
         self.put(change.file().0, self.objects(change, version)?)
     }
 
-    /// Removes the object again. Returns whether the change had written it.
+    /// Removes the object that [`Self::begin`] wrote. Returns whether it had written one.
     pub(crate) fn end(&mut self, change: Change) -> anyhow::Result<bool> {
         let (file, is_new) = change.file();
         if is_new {
@@ -215,7 +215,7 @@ impl Mesh {
                 vec![of_workload("security.istio.io/v1", "PeerAuthentication", spec)]
             }
             Change::RequestAuthentication => {
-                // Without a key set, no server is asked for one.
+                // The rule names no key set, so that none is fetched.
                 let rule = json!({"issuer": "bench", "forwardOriginalToken": is_odd});
                 let spec = json!({"selector": selector(), "jwtRules": [rule]});
                 vec![of_workload("security.istio.io/v1", "RequestAuthentication", spec)]

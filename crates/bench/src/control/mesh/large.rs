@@ -4,7 +4,7 @@
 //!   an AuthorizationPolicy.
 //! - A service with an odd number has two HTTPRoutes.
 //! - Every service has a VirtualService for 25 hosts of a gateway; 20 services share a gateway.
-//! - Every fifth service has a Sidecar that selects its workload, and allows ten services.
+//! - Every fifth service has a Sidecar. It selects the workload of the service, and allows ten services.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ pub(crate) const EDGE: &str = "edge";
 const PER_GATEWAY: usize = 20;
 /// Hosts of each service at its gateway.
 const HOSTS: usize = 25;
-/// One of this number of services has a Sidecar.
+/// One service in this number has a Sidecar.
 const SIDECAR_EVERY: usize = 5;
 /// Number of services that a Sidecar allows: the workload's own and those that follow it by number.
 const ALLOWED: usize = 10;
@@ -41,7 +41,7 @@ pub(crate) fn gateway_pod(gateway: usize) -> String {
     format!("gateway-{gateway}-0")
 }
 
-/// Returns the labels of a gateway's pod.
+/// Returns the value of the label `istio` of a gateway's pod.
 pub(crate) fn gateway_label(gateway: usize) -> String {
     format!("gateway-{gateway}")
 }
