@@ -1,5 +1,5 @@
-//! Access to the admin pages: for callers in the control plane's own network namespace, and for the service accounts of
-//! `--admin-allow`.
+//! Access to the admin pages: for callers in the control plane's own network namespace. The service accounts of
+//! `--admin-allow` may read the pages from elsewhere.
 
 use std::{collections::BTreeSet, fmt, str::FromStr, sync::Arc};
 
@@ -72,7 +72,7 @@ impl Access {
         Self { authentication, allowed: allowed.into_iter().collect(), metrics, audit }
     }
 
-    /// Returns whether `--admin-allow` has a service account.
+    /// Returns whether `--admin-allow` lists a service account. The trust domain was checked before.
     pub(crate) fn allows(&self, id: &SpiffeId) -> bool {
         let account = Account { namespace: id.namespace.clone(), name: id.service_account.clone() };
         self.allowed.contains(&account)

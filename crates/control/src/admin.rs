@@ -31,7 +31,7 @@ pub(crate) struct Pages {
     pub(crate) shutdown: Shutdown,
 }
 
-/// Names of the pages below `/debug`.
+/// Names of the pages that [`Pages::json`] returns; `/debug/objects` has a handler of its own.
 const DEBUG: [&str; 7] = ["ca", "config_changes", "config_errors", "config_files", "dns", "syncz", "used"];
 
 impl Pages {

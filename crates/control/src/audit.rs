@@ -247,7 +247,8 @@ impl AuditLog {
         matches!(timeout(WRITE_TIMEOUT, confirmed).await, Ok(Ok(true)))
     }
 
-    /// Waits until all queued records are written or have failed, at most [`WRITE_TIMEOUT`].
+    /// Waits until all queued records are written or have failed, at most [`WRITE_TIMEOUT`]. Does not wait if the queue
+    /// is full.
     pub(crate) async fn flush(&self) {
         let Some(queue) = &self.queue else { return };
         let (written, flushed) = oneshot::channel();

@@ -44,7 +44,8 @@ pub(crate) type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
 pub(crate) struct AuthenticationSettings {
     /// Overrides the mesh configuration's trust domain.
     pub(crate) trust_domain: Option<String>,
-    /// Time after a token within which a certificate can be renewed without another token; 0 disables the limit.
+    /// Time after a token within which a certificate can be renewed without another token; 0 disables the limit. Not
+    /// used if no tokens are accepted.
     pub(crate) token_interval: Duration,
     pub(crate) clock: Clock,
 }

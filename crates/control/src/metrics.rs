@@ -139,7 +139,7 @@ fn value(counter: &AtomicU64) -> f64 {
 }
 
 impl Metrics {
-    /// Records the publication of a change: from the start of its compilation to the last stream notified.
+    /// Records a publication and its duration. That of changed files includes their parsing and validation.
     pub(crate) fn record_publication(&self, duration: Duration) {
         count(&self.publications);
         let micros = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
@@ -278,7 +278,7 @@ impl Metrics {
         text.counter("citadel_server_csr_count", help, &self.certificate_requests);
         let help = "Certificates issued.";
         text.counter("citadel_server_success_cert_issuance_count", help, &self.certificates_issued);
-        let help = "Calls and requests with a missing or invalid credential.";
+        let help = "Calls and requests whose credential is missing, invalid or not allowed.";
         text.counter("citadel_server_authentication_failure_count", help, &self.authentication_failures);
         let help = "Certificate requests that could not be signed.";
         text.counter("citadel_server_csr_sign_err_count", help, &self.signing_failures);

@@ -37,9 +37,9 @@ struct History {
 /// Virtual hosts that an identity uses.
 #[derive(Default)]
 struct IdentityHosts {
-    /// Time of the last request for each host, by name.
+    /// Logical time of the last request for each host, by name.
     hosts: HashMap<Arc<str>, u64>,
-    /// Time of the last request for any host.
+    /// Logical time of the last request for any host.
     last_request: u64,
     /// The list of hosts that subscriptions share until the hosts change.
     list: Option<Arc<[Arc<str>]>>,
@@ -143,7 +143,7 @@ impl PrefetchHistory {
     /// Writes the history if it has changed. Blocks.
     ///
     /// # Errors
-    /// The state directory cannot be written to.
+    /// When the state directory cannot be written to.
     pub(crate) fn write(&self) -> io::Result<()> {
         self.file.write(|| self.all())
     }

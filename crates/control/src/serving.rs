@@ -46,8 +46,8 @@ use crate::{
 
 /// Timeout of a TLS handshake, including the waits for a permit.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Steps of a handshake with the priority [`Priority::InProgress`]. A usual client needs one or two. A client that
-/// sends its messages byte by byte then waits like a new one.
+/// Maximum number of steps of a handshake with the priority [`Priority::InProgress`]. A usual client needs one or two.
+/// A client that sends its messages byte by byte then waits like a new one.
 const PRIORITY_STEPS: usize = 4;
 /// Length of the kernel's accept queue; `net.core.somaxconn` may limit it further.
 const BACKLOG: u32 = 4_096;
@@ -252,8 +252,7 @@ async fn handshake_with_timeout(
     None
 }
 
-/// Performs the handshake. Acquires a permit when the client has sent data, and releases it when the response is
-/// written.
+/// Performs the handshake. Holds a permit while it processes data, and none while it waits for the client.
 async fn handshake(
     config: Arc<ServerConfig>,
     stream: TcpStream,

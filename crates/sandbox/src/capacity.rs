@@ -6,7 +6,7 @@ use nix::sys::resource::{Resource, getrlimit};
 
 /// Upper limit on pods of a mesh: a bridge takes 1,023 links (linux/br_private.h).
 const MAX_PODS: usize = 1000;
-/// Memory of a pod with a sidecar, in bytes. An idle one takes 6.5 MB (docs/performance.md); the rest is for traffic.
+/// Memory of a pod with a sidecar, in bytes. An idle one takes 6.6 MB (docs/performance.md); the rest is for traffic.
 const MEMORY: u64 = 16 << 20;
 /// Memory of a pod without a sidecar, in bytes.
 const MEMORY_PLAIN: u64 = 8 << 20;
@@ -29,7 +29,8 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    /// Computes the limit from this machine's memory, open files and tasks. `allowed` replaces it.
+    /// Computes the limit from this machine's memory, open files and tasks; `allowed` replaces it. `is_plain` tells
+    /// whether pods have no sidecars.
     pub fn of_machine(allowed: Option<usize>, is_plain: bool) -> Self {
         if let Some(pods) = allowed {
             return Self { pods: pods.min(MAX_PODS), limit: "--max-pods".to_owned() };
@@ -40,7 +41,7 @@ impl Capacity {
             let usable = free - free / RESERVE_DIVISOR;
             capacity.at_most(usable / each, format!("{} MB of memory are free", free >> 20));
         }
-        // The hard limit: a process may raise its own to it.
+        // The hard limit: a process may raise its soft limit to it.
         if let Ok((_, files)) = getrlimit(Resource::RLIMIT_NOFILE) {
             let pods = files.saturating_sub(OWN_FILES) / FILES;
             capacity.at_most(pods, format!("a process may have {files} files open (ulimit -Hn)"));

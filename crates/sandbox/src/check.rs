@@ -47,7 +47,7 @@ impl CheckResult {
     /// time `now`.
     ///
     /// # Errors
-    /// When a folder or file does not exist or cannot be read, or there is no object.
+    /// When a folder or file does not exist or cannot be read, or there is no configuration file.
     pub fn analyze(config: &[PathBuf], stdin: Option<&str>, now: SystemTime) -> Result<Self, Error> {
         let shown = config.iter().map(|path| path.display().to_string());
         let shown: Vec<String> = shown.chain(stdin.map(|_| "standard input".to_owned())).collect();

@@ -24,8 +24,8 @@ const POLL: Duration = Duration::from_millis(50);
 /// more.
 const MAX_PAGE: usize = 16 << 10;
 
-/// Drains the inbound connections of the sidecar in this thread's network namespace. Returns at once if no sidecar
-/// answers.
+/// Drains the inbound connections of the sidecar in this thread's network namespace. Returns after [`LIMIT`] at the
+/// latest, and at once if no sidecar listens.
 pub(crate) async fn inbound() {
     // A connection in its handshake has no request yet, but will have one.
     let connections = format!("/stats?filter={INBOUND_PORT}.downstream_.*cx_active");

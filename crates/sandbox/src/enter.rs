@@ -22,11 +22,11 @@ use crate::{
 pub enum EnterTarget<'a> {
     /// Those of a pod.
     Pod(&'a PodState),
-    /// Those of the control plane, which listens at [`control`].
+    /// Those of the control plane, whose admin pages are at [`control`].
     Control,
 }
 
-/// Runs a command in these namespaces, with the files of a container, and returns its exit code.
+/// Runs a command in these namespaces, with the files of a container if one is given, and returns its exit code.
 ///
 /// # Errors
 /// Those of [`enter`], and when the command cannot be started.
@@ -51,18 +51,19 @@ pub fn run(
     here(command)
 }
 
-/// Moves this process to the network, host name and mount namespaces.
+/// Moves this process to the user, network, host name and mount namespaces.
 ///
 /// The process must have one thread only, because the kernel requires that for user namespaces. It may start threads
 /// afterwards, because it does not enter the PID namespace.
 ///
 /// # Errors
-/// When the pod or the mesh has ended.
+/// When the pod has not started yet, or the pod or the mesh has ended.
 pub fn enter(mesh: &State, target: EnterTarget<'_>) -> Result<(), Error> {
     target.enter(mesh, target.handles()?.into())
 }
 
-/// Moves this process to the network namespace. Open sockets stay in the namespace in which they were created.
+/// Moves this process to the user and network namespaces. Open sockets stay in the network namespace in which they were
+/// created.
 ///
 /// # Errors
 /// Those of [`enter`], which has the same condition.

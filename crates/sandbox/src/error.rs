@@ -1,4 +1,4 @@
-//! Errors that keep a mesh from running on this machine, with their remedies.
+//! Errors of the sandbox: the failed action, its cause, and the remedy if the machine lacks something.
 
 use std::{fmt::Display, io};
 

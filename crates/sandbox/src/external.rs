@@ -1,7 +1,8 @@
 //! Hosts of ServiceEntries: their addresses in DNS and in sidecars, and the pods that see them.
 //!
-//! A host without addresses gets one of 240.240.0.0/16, as in Istio; the control plane reads the allocation as a
-//! ConfigMap. Only pods with a sidecar see these hosts, because only sidecars can route their addresses.
+//! A host without addresses gets one of 240.240.0.0/16, as in Istio, unless it is a wildcard or its resolution is NONE.
+//! The control plane reads the allocation as a ConfigMap. Only pods with a sidecar see these hosts, because only
+//! sidecars can route their addresses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -71,7 +72,7 @@ pub(crate) fn document(allocated: &BTreeMap<String, Ipv4Addr>) -> Value {
     })
 }
 
-/// Returns the hosts that each pod sees.
+/// Returns the hosts that each pod with a sidecar sees, by the pod's address.
 pub(crate) fn hosts(
     entries: &Entries,
     allocated: &BTreeMap<String, Ipv4Addr>,
@@ -152,7 +153,7 @@ pub(crate) fn looked_up<'a>(entries: &'a Entries, host: &str) -> Option<&'a Key>
     entries.iter().find(|(_, entry)| looks_up(entry) && has(entry)).map(|(key, _)| key)
 }
 
-/// Returns the TCP ports that entries send to pods with these labels, with their protocols.
+/// Returns the target ports of the entries that select pods with these labels, with their protocols, without UDP.
 pub(crate) fn ports(
     entries: &Entries,
     namespace: &str,
@@ -250,7 +251,7 @@ mod tests {
         assert_eq!(all["api.example.com"], address);
         let distinct: BTreeSet<&Ipv4Addr> = all.values().collect();
         assert_eq!(distinct.len(), 2001);
-        assert!(!distinct.contains(&Ipv4Addr::new(240, 240, 0, 7)), "a user gave it away");
+        assert!(!distinct.contains(&Ipv4Addr::new(240, 240, 0, 7)), "an entry has set it");
     }
 
     #[test]

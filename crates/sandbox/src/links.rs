@@ -1,6 +1,6 @@
 //! Links, addresses and routes: a bridge in the mesh's own network namespace and a veth pair for each pod.
 //!
-//! Linux's `rtnetlink(7)`: every call here is one message of [`crate::netlink`]. Hardware addresses follow from the IP
+//! Each step is one message of [`crate::netlink`]; source: `rtnetlink(7)`. Hardware addresses follow from the IP
 //! addresses, so that a neighbour's cache stays valid when an address is used again.
 
 use std::{
@@ -24,7 +24,7 @@ const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const NEW: i32 = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
 
-/// Brings up `lo` in the calling thread's network namespace.
+/// Brings up `lo` in the calling thread's network namespace, which must also be the socket's.
 pub(crate) fn loopback(socket: &mut Socket) -> io::Result<()> {
     up(socket, "lo")
 }
@@ -41,7 +41,7 @@ pub(crate) fn bridge(socket: &mut Socket, address: Ipv4Addr, prefix: u8) -> io::
     up(socket, BRIDGE)
 }
 
-/// Creates a veth pair: one end, `name`, in the bridge of this socket's namespace, the other as `eth0` in the pod's.
+/// Creates a veth pair: one end, `name`, at the bridge in this socket's namespace, the other as `eth0` in the pod's.
 pub(crate) fn cable(
     socket: &mut Socket,
     bridge: u32,
@@ -66,7 +66,8 @@ pub(crate) fn cable(
     socket.request(vec![message])
 }
 
-/// Sets the address and the default route of the pod's link. The calling thread must be in the pod's namespace.
+/// Brings up `lo` and the pod's link, and sets the link's address and default route. The calling thread and the socket
+/// must be in the pod's namespace.
 pub(crate) fn pod(socket: &mut Socket, address: Ipv4Addr, prefix: u8, gateway: Ipv4Addr) -> io::Result<()> {
     loopback(socket)?;
     assign(socket, POD_LINK, address, prefix)?;

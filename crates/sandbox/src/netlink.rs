@@ -19,7 +19,7 @@ use nix::{
 
 /// Flag of attributes that hold attributes.
 const NESTED: u16 = 1 << 15;
-/// Length of `struct nlmsghdr`.
+/// Length of `struct nlmsghdr` in bytes.
 const HEADER: usize = 16;
 
 /// A netlink message under construction.
@@ -35,7 +35,7 @@ impl Message {
         Self::with_flags(kind, flags | libc::NLM_F_ACK, true)
     }
 
-    /// Starts a request without an acknowledgement: the bracket of a batch, or a query.
+    /// Starts a request without an acknowledgement: the beginning or end of a batch, or a query.
     pub(crate) fn unanswered(kind: u16) -> Self {
         Self::with_flags(kind, 0, false)
     }
@@ -160,7 +160,7 @@ impl Socket {
     }
 }
 
-/// Counts the acknowledgements in a datagram.
+/// Counts the acknowledgements in a datagram. Fails with the first error in it.
 fn count_answers(mut bytes: &[u8]) -> io::Result<usize> {
     let mut count = 0;
     while bytes.len() >= HEADER + 4 {

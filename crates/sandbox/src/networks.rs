@@ -8,7 +8,7 @@ use crate::objects::fnv;
 pub(crate) const POD_NETWORK: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 244, 0, 0), 16);
 /// Address of the bridge: gateway, DNS server and control plane.
 pub(crate) const BRIDGE: Ipv4Addr = Ipv4Addr::new(10, 244, 0, 1);
-/// First two bytes of virtual addresses.
+/// First two bytes of the virtual addresses of Services.
 pub(crate) const SERVICE_NETWORK: [u8; 2] = [10, 96];
 
 /// Allocates a free address of the network with these first two bytes; `None` if it is full. The name determines where

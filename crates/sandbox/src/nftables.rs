@@ -1,6 +1,6 @@
 //! Installs packet rules by nf_tables' own netlink protocol (linux/netfilter/nf_tables.h).
 //!
-//! No `nft` or `iptables` program is needed. One batch replaces all rules of a pod atomically.
+//! No `nft` or `iptables` program is needed. One batch replaces all rules of a network namespace atomically.
 
 use std::io;
 
@@ -74,7 +74,7 @@ const NFTA_NAT_REG_ADDR_MIN: u16 = 3;
 const NFTA_NAT_REG_PROTO_MIN: u16 = 5;
 const NFTA_REDIR_REG_PROTO_MIN: u16 = 1;
 
-/// Replaces the rules of the calling thread's network namespace.
+/// Replaces the rules of the socket's network namespace.
 ///
 /// # Errors
 /// The kernel's error; `ENOENT` and `EOPNOTSUPP` mean that the kernel lacks a part of nf_tables.

@@ -1,5 +1,5 @@
 //! Objects as far as pods need them: workloads, Services, hosts of ServiceEntries, content of ConfigMaps and Secrets,
-//! labels of Namespaces.
+//! labels of Namespaces, settings of sidecars.
 
 mod values;
 mod volume;
@@ -59,10 +59,11 @@ pub(crate) struct Workload {
     pub(crate) name: String,
     /// Service account of its pods; `default` if unset.
     pub(crate) account: String,
+    /// Number of its pods; of a Job, `spec.completions`.
     pub(crate) replicas: u32,
     /// Number of a Job's pods that run at the same time (`spec.parallelism`).
     pub(crate) parallelism: u32,
-    /// Number of failures after which a Job has failed (`spec.backoffLimit`).
+    /// Maximum number of restarts of a Job's program after failures (`spec.backoffLimit`).
     pub(crate) backoff_limit: u32,
     /// Names of a StatefulSet's `volumeClaimTemplates`: each pod has a claim of its own.
     pub(crate) claims: Vec<String>,
@@ -402,7 +403,7 @@ fn workload(key: &ObjectKey, account: String, object: &Value) -> Result<Workload
         number => number
             .as_u64()
             .and_then(|number| u32::try_from(number).ok())
-            .ok_or_else(|| format!("spec.{name}: {number} is not a number of pods")),
+            .ok_or_else(|| format!("spec.{name}: {number} is not a whole number of 0 or more")),
     };
     let replicas = match key.kind {
         Kind::Pod | Kind::DaemonSet => 1,

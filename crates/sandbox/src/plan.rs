@@ -49,7 +49,7 @@ pub(crate) struct Pod {
     pub(crate) sidecar: bool,
     /// Container that is the proxy of a gateway; `None` if the pod is no gateway.
     pub(crate) gateway: Option<String>,
-    /// Number of failures after which a Job has failed.
+    /// Maximum number of restarts of a Job's program after failures.
     pub(crate) backoff_limit: u32,
     /// Settings with which the sidecar starts: of its annotation alone, or with those of the mesh
     /// ([`Pod::started_by`]).
@@ -69,7 +69,7 @@ impl Pod {
         self
     }
 
-    /// Returns the number of worker threads of the sidecar; `default` if nothing sets it.
+    /// Returns the number of worker threads of the sidecar; `default` if nothing sets it. 0 means one for each core.
     pub(crate) fn concurrency(&self, default: NonZeroU32) -> NonZeroU32 {
         let cores = || std::thread::available_parallelism().ok().and_then(|count| count.try_into().ok());
         match self.settings.concurrency {

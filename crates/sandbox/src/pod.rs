@@ -89,11 +89,11 @@ pub(crate) struct ContainerProgram {
 /// Command from the mesh to a pod.
 #[derive(Debug)]
 pub(crate) enum PodCommand {
-    /// Replace the packet rules. The second value is dropped when the rules are in force.
+    /// Replace the packet rules. The second value is dropped when the rules are in effect or have failed.
     Rules(Rules, Arc<()>),
     /// Replace the files of the pod's volumes.
     Contents(Contents),
-    /// Stop within this time: first the containers, then the sidecar.
+    /// Stop the containers, with this time between SIGTERM and SIGKILL, and then the sidecar.
     Stop(Duration),
 }
 
@@ -109,9 +109,9 @@ pub(crate) enum PodEvent {
     Started(String, u32, Option<i32>),
     /// A program ended.
     Ended(String, ProcessExit),
-    /// All containers have ended for good. The error names the container that failed.
+    /// All containers have ended for good, or an init container has failed. The error names the container that failed.
     Completed(Result<(), String>),
-    /// The pod could not be created, or its packet rules not be replaced.
+    /// The pod could not be created, its packet rules could not be replaced, or its thread panicked.
     Failed(Error),
     /// The pod has ended.
     Terminated,
@@ -127,7 +127,7 @@ type EventSender = mpsc::UnboundedSender<((String, String), PodEvent)>;
 
 /// Grace period of the sidecar. It exceeds the 5 s in which the sidecar drains its connections.
 const SIDECAR_GRACE: Duration = Duration::from_secs(8);
-/// Interval at which a starting sidecar is checked for readiness.
+/// Interval at which the containers' start checks whether the sidecar has become ready.
 const SIDECAR_INTERVAL: Duration = Duration::from_millis(50);
 /// Probe interval of a ready sidecar, the one of Istio's injection.
 const SIDECAR_PERIOD: Duration = Duration::from_secs(15);
@@ -324,7 +324,7 @@ async fn supervise(
     }
 }
 
-/// Returns the conditions for the pod's readiness: the sidecar first, then every container.
+/// Returns the programs on which the pod's readiness depends: the sidecar first, then every container.
 fn monitored(pod: &PodConfig) -> Vec<MonitoredProgram> {
     let sidecar = pod.sidecar.iter();
     let sidecar = sidecar.map(|_| (String::from("sidecar"), Some(sidecar_check()), RestartProbes::default()));

@@ -42,7 +42,7 @@ impl Ports {
     }
 
     /// Returns the ports of a stand-in. `is_alone` tells whether only stand-ins run in the pod. Other programs may
-    /// listen on any port, so beside them a stand-in serves its declared ports only.
+    /// listen on any port, so beside them a stand-in serves only its declared ports and that of its readiness probe.
     pub(crate) fn of_stand_in(container: &Container, pod: &Pod, objects: &Objects, is_alone: bool) -> Self {
         let mut ports = Self::named(container, pod, objects);
         let taken = of_others(container, pod);
@@ -133,8 +133,8 @@ fn of_others(container: &Container, pod: &Pod) -> BTreeSet<u16> {
     ports.map(|port| port.container_port).collect()
 }
 
-/// Returns the pod's ports that Services and ServiceEntries target. If several target a port, the first with a declared
-/// protocol determines it.
+/// Returns the pod's ports that Services and ServiceEntries target. If several Services target a port, the first with a
+/// declared protocol determines it. A ServiceEntry determines the protocol of a port that no Service targets.
 fn service_ports(pod: &Pod, objects: &Objects) -> BTreeMap<u16, Protocol> {
     let mut ports = BTreeMap::new();
     let services = objects.services.iter();

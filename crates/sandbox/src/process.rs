@@ -26,7 +26,7 @@ use crate::{log::Output, mounts::View};
 /// A program and its restart policy.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
-    /// Name in messages: the container's name, or `proxy`.
+    /// Name in messages: the container's name, `proxy` or `control plane`.
     pub(crate) name: String,
     /// File of the program and its arguments.
     pub(crate) command: Vec<String>,
@@ -66,7 +66,7 @@ pub(crate) struct ProcessExit {
     pub(crate) how: String,
     /// Exit code; `None` if a signal ended the process.
     pub(crate) code: Option<i32>,
-    /// Number of consecutive failures, each soon after a start.
+    /// Number of ends in a row without a run longer than [`SETTLED`] between them. Exit code 0 counts too.
     pub(crate) crashes: u32,
     /// Pause before the next start; `None` if the program is not restarted.
     pub(crate) again: Option<Duration>,
@@ -116,7 +116,7 @@ pub(crate) fn last_line(log: &Path) -> Option<String> {
 const INHERITED: [&str; 7] = ["PATH", "HOME", "TERM", "LANG", "TMPDIR", "SKYSAIL_LOG", "RUST_BACKTRACE"];
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const MAX_PAUSE: Duration = Duration::from_secs(10);
-/// Runtime after which the failure count and the pause are reset.
+/// Runtime after which [`ProcessExit::crashes`] and the pause are reset.
 const SETTLED: Duration = Duration::from_secs(10);
 /// Number of bytes at the end of a log that are searched for its last line.
 const TAIL: u64 = 8 << 10;
@@ -261,7 +261,7 @@ fn isolated_command(file: &str, arguments: &[String], environment: &BTreeMap<Str
         .args(arguments)
         .env_clear()
         .envs(inherited)
-        // Their output goes to files.
+        // The output of programs goes to files.
         .env("NO_COLOR", "1")
         .envs(environment)
         .stdin(Stdio::null())

@@ -50,7 +50,7 @@ pub struct Settings {
     pub runs_commands: bool,
     /// Maximum number of pods.
     pub max_pods: usize,
-    /// Worker threads of a sidecar.
+    /// Number of worker threads of a sidecar whose own settings have none.
     pub concurrency: NonZeroU32,
     /// Workloads (`NAMESPACE/NAME`) with an Envoy instead of the sidecar, and its program.
     pub envoys: BTreeMap<String, PathBuf>,
@@ -93,7 +93,7 @@ pub(crate) fn control(settings: &Settings) -> Option<Program> {
     })
 }
 
-/// Returns a pod's sidecar, and writes the file with its node.
+/// Returns a pod's sidecar, and writes the file with its node. `None` if the pod has no sidecar.
 pub(crate) fn sidecar(
     settings: &Settings,
     pod: &Pod,
@@ -212,8 +212,8 @@ pub(crate) const GRACE: u64 = 30;
 const PERIOD: Duration = Duration::from_secs(10);
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// Returns the readiness check for a probe. Stand-ins have no pages and commands of their own, and HTTPS is not
-/// supported; in these cases the check connects to the port.
+/// Returns the check for a probe. Stand-ins have no pages and services of their own, and HTTPS is not supported; in
+/// these cases the check connects to the port. `None` for a command in a stand-in, or an unknown port.
 fn check(
     probe: &objects::Probe,
     container: &Container,

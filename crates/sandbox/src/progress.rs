@@ -28,7 +28,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// State of the propagation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Some proxies have not answered.
+    /// The control plane has not read the objects, or some proxies have not answered.
     UnderWay,
     /// All proxies have answered, and some have rejected a resource.
     Refused,

@@ -20,14 +20,15 @@ use crate::{
     process::{self, KillRequest, KillRequests},
 };
 
-/// Readiness check of a container.
+/// How to probe a program, and how often.
 #[derive(Clone, Debug)]
 pub(crate) struct Check {
     pub(crate) probe: ProbeAction,
-    /// Probe interval of a ready container; `None` if the end of its program is sufficient.
+    /// Probe interval of a ready program; `None` if a ready program is not probed again.
     pub(crate) period: Option<Duration>,
+    /// Timeout of an attempt.
     pub(crate) limit: Duration,
-    /// Number of consecutive failures after which it is not ready.
+    /// Number of consecutive failures after which the probe has failed.
     pub(crate) failures: u32,
 }
 
@@ -304,7 +305,8 @@ async fn probe(
     }
 }
 
-/// Runs the startup probe until it succeeds. Fails after the number of failures, at the probe's period.
+/// Runs the startup probe until it succeeds. Fails if it has not succeeded within `failures` periods after the
+/// delay.
 async fn run_startup_probe(address: Ipv4Addr, startup: &RestartProbe, since: Instant) -> Result<(), String> {
     let RestartProbe { check, delay, .. } = startup;
     let period = check.period.unwrap_or(FAST_PERIOD).max(FAST_PERIOD);
@@ -314,7 +316,7 @@ async fn run_startup_probe(address: Ipv4Addr, startup: &RestartProbe, since: Ins
         match check.attempt(address).await {
             Ok(()) => break,
             Err(reason) if Instant::now() >= until => return Err(reason),
-            // Probes more often than the period, so that the pod is ready sooner.
+            // Probes more often at first, so that the pod is ready sooner.
             Err(_) => sleep((FAST_PERIOD * tried).min(period)).await,
         }
     }
@@ -374,7 +376,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs `watch` over one program with a check. Returns its reports.
+    /// Runs `watch` over one program with a check. Passes its reports to `seen` until `seen` returns false.
     async fn following(
         statuses: &ProgramStatuses,
         check: Option<Check>,

@@ -35,7 +35,7 @@ pub(crate) enum Match {
 pub(crate) enum Verdict {
     /// No change.
     Leave,
-    /// The destination becomes this port of the pod.
+    /// The destination becomes this port in the same network namespace.
     Redirect(u16),
     /// The destination becomes this address and port.
     To(Ipv4Addr, u16),

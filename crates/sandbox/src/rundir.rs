@@ -138,11 +138,13 @@ pub(crate) fn root() -> &'static Path {
 /// Creates an empty run folder for a mesh of this name and locks it.
 ///
 /// # Errors
-/// When a mesh of this name runs already, or another user owns the folder.
+/// When the name is invalid, a mesh of this name runs already, or another user owns the folder.
 pub fn create(name: &str) -> Result<(PathBuf, Lock), Error> {
     let simple = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_' || c == '.');
     if name.is_empty() || name.starts_with('.') || !simple {
-        return Err(Error::Refused(format!("invalid mesh name {name:?}: use letters, digits and '-'")));
+        return Err(Error::Refused(format!(
+            "invalid mesh name {name:?}: use letters, digits, '-', '_' and '.', but no '.' at the beginning"
+        )));
     }
     let root = root();
     DirBuilder::new()
@@ -261,7 +263,7 @@ impl State {
         self.process == later.process
     }
 
-    /// Returns the objects that the mesh makes for its control plane, by file.
+    /// Returns the objects that the mesh has written to this file for its control plane.
     pub(crate) fn generated(&self, file: &str) -> Vec<serde_json::Value> {
         let text = fs::read_to_string(root().join(&self.name).join(file)).unwrap_or_default();
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()

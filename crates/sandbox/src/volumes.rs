@@ -21,7 +21,7 @@ use crate::{
 /// Kind of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum VolumeKind {
-    /// Files from objects, updated with these.
+    /// Files from objects; they change with the objects.
     Files,
     /// An empty folder in memory that ends with the pod, with a size limit in bytes.
     Memory(u64),

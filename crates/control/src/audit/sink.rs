@@ -30,7 +30,7 @@ pub(super) enum Message {
 /// The destination of the log and its state.
 pub(super) struct Sink {
     target: Target,
-    /// `None` for standard output, and after a failure until the file can be opened again.
+    /// `None` for standard output.
     file: Option<File>,
     /// The last write may have left an incomplete line.
     has_partial_line: bool,

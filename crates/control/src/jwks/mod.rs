@@ -1,8 +1,8 @@
 //! Key sets of token issuers (JWKS): the control plane fetches each one once for the whole mesh.
 //!
 //! One task ([`KeyFetcher`]) receives the sources, fetches each ([`fetch`]), repeats it after [`REFRESH`], and
-//! publishes changes. While an issuer is away, its last key set stays in force without a time limit. The state file
-//! keeps the key sets over restarts. Until a first fetch succeeds, no token of the issuer is valid.
+//! publishes changes. While an issuer does not answer, its last key set stays in effect without a time limit. The state
+//! file keeps the key sets over restarts. Without any key set, no token of the issuer is valid.
 
 mod fetch;
 
@@ -33,11 +33,11 @@ use crate::{
 
 /// Time from a successful fetch to the next one. Source: Istio's default.
 const REFRESH: Duration = Duration::from_mins(20);
-/// Delay after the first failure; each further failure doubles it.
+/// Maximum delay after the first failure; each further failure doubles it. Half of a delay is random.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Maximum delay after failures.
 const MAX_RETRY_DELAY: Duration = Duration::from_mins(1);
-/// Maximum random share by which an interval is extended, so that fetches spread out.
+/// Maximum random share by which [`REFRESH`] is extended, so that fetches spread out.
 const JITTER: f64 = 0.1;
 /// Maximum number of concurrent fetches.
 const MAX_CONCURRENT: usize = 8;
@@ -117,7 +117,7 @@ struct KeyEntry {
     keys: Option<Arc<str>>,
 }
 
-/// Fetches key sets until the publisher is dropped.
+/// Fetches the key sets that the configuration uses.
 pub(crate) struct KeyFetcher {
     fetcher: Arc<Fetcher>,
     sets: Arc<KeySets>,

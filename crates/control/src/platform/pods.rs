@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use super::PodRef;
 
-/// Maximum number of ended pods in memory.
+/// Maximum number of ended pods in memory; above it, the oldest no longer counts as ended.
 const MAX_ENDED: usize = 100_000;
 
 /// Namespace and name.
@@ -27,7 +27,7 @@ pub(super) struct Pods {
     ended: VecDeque<(PodKey, u64)>,
     /// Number of ends so far.
     ends: u64,
-    /// Notified of each change of a pod.
+    /// Wakes the tasks that wait for a change of a pod.
     watches: HashMap<PodKey, Arc<Notify>>,
 }
 

@@ -45,6 +45,7 @@ impl AppliedChange {
 pub(super) struct ChangeDescription {
     file: String,
     object: ObjectKey,
+    /// Action of the change, or `no effect` if the object is not in effect.
     action: &'static str,
     effect: String,
 }
@@ -81,7 +82,7 @@ pub(super) fn describe(
 /// The last published changes, the oldest first.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct ChangeLog {
-    /// Number of changes since the start; also the number of the last entry.
+    /// Number of entries since the start; also the number of the last entry.
     count: u64,
     kept: VecDeque<ChangeLogEntry>,
 }

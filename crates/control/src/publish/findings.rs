@@ -70,14 +70,14 @@ impl State {
             .collect()
     }
 
-    /// Logs findings that are new.
+    /// Logs the findings that were not there at the last call.
     pub(super) fn log_findings(&mut self) {
         let findings = self.all_findings();
         findings.difference(&self.logged_findings).for_each(log_finding);
         self.logged_findings = findings;
     }
 
-    /// Logs those of a new view's findings that are new.
+    /// Logs the findings of a new view that were not logged before.
     pub(super) fn log_view_findings(&mut self, findings: &[Diagnostic]) {
         for finding in findings {
             if self.logged_findings.insert(finding.clone()) {

@@ -39,7 +39,7 @@ pub(super) enum FirstCompileResult {
     Failed(PanicReport),
 }
 
-/// A new scope whose compilation was asked for.
+/// Result of [`State::take_first_compile`].
 pub(super) enum TakenFirst {
     /// The scope was removed.
     Removed,
@@ -79,7 +79,7 @@ impl State {
         let base = match scope.base() {
             None => None,
             Some(base) => match self.scopes.get(&base) {
-                // It was removed before the scope was added.
+                // The base was removed before the scope was added.
                 None => return self.fail_without_base(scope, id),
                 Some(ScopeEntry { failed: Some(failed), .. }) if failed.revision == self.revision => {
                     let panic = failed.panic.clone();
@@ -101,7 +101,7 @@ impl State {
     }
 
     fn fail_without_base(&mut self, scope: &Arc<ClientScope>, id: u64) -> TakenFirst {
-        let message = "the scope of no namespace was removed".to_owned();
+        let message = "the base of the scope was removed".to_owned();
         self.fail_first_compile(scope, id, message).map_or(TakenFirst::Removed, TakenFirst::Failed)
     }
 

@@ -120,8 +120,8 @@ impl IdentityUsage {
         self.0.get(identity).map(|identity| Arc::clone(&identity.compile_lock)).unwrap_or_default()
     }
 
-    /// Removes uses without proxies for [`IDLE_TIMEOUT`], except scopes that `keep` returns. Calls `removed` for each
-    /// removed use.
+    /// Removes uses without proxies for [`IDLE_TIMEOUT`], unless `keep` returns true for their scope. Calls `removed`
+    /// for each removed use.
     pub(super) fn drop_idle(
         &mut self,
         now: Instant,

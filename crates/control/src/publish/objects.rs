@@ -34,11 +34,12 @@ const MAX_RESOURCES: usize = 200;
 /// Generation of an object that is not published yet.
 const UNPUBLISHED: u64 = u64::MAX;
 
-/// Condition of an object; of several that hold, the first.
+/// State of an object; if several apply, the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ObjectState {
-    /// The control plane refuses the object; its last valid version stays in effect.
+    /// The control plane refuses the object. Its last valid version stays in effect, or a fallback of a policy without
+    /// one.
     Invalid,
     /// The object changed and is being published.
     Publishing,
@@ -144,7 +145,7 @@ struct ProxyDelivery {
     error: Option<String>,
 }
 
-/// Generations in which objects were published that changed after the start.
+/// Generation in which an object was published, for each object that has changed since the start.
 #[derive(Debug, Default)]
 pub(super) struct ObjectGenerations(HashMap<ObjectKey, u64>);
 
@@ -177,8 +178,9 @@ struct ObjectView {
     views: Vec<(Arc<ProxyView>, Snapshot)>,
     clients: Vec<(Arc<ProxyView>, ClientStatus)>,
     generations: HashMap<ObjectKey, u64>,
-    /// Findings by object, and the objects that are refused as a whole.
+    /// Findings by object.
     findings: BTreeMap<String, Vec<Diagnostic>>,
+    /// Objects that are refused as a whole.
     refused: BTreeSet<String>,
 }
 
@@ -332,7 +334,7 @@ fn counts<'a>(deliveries: impl Iterator<Item = &'a Delivery>) -> DeliveryCounts 
     counts
 }
 
-/// Returns whether the generation of changes of a kind is recorded. Objects that describe the platform are many.
+/// Returns whether the generation of changes of a kind is recorded. Objects that describe the platform are too many.
 const fn has_status(kind: Kind) -> bool {
     !matches!(
         kind,

@@ -50,7 +50,7 @@ pub(super) struct ScopeJob {
     pub(super) id: u64,
     pub(super) resources: ScopeResources,
     pub(super) changes: ChangeSet,
-    /// Base over which the scope lies; replaced by the base of the same round.
+    /// Base over which the scope lies; the base of the same round takes precedence.
     pub(super) base: Option<ScopeResources>,
 }
 
@@ -270,8 +270,8 @@ impl State {
                 continue;
             }
             let Some(scope) = self.scopes.get(&entry.scope) else { continue };
-            // A view receives its own resources together with those of its scope. After a reassignment of views, this
-            // round publishes the scope, or the scope cannot be compiled.
+            // A view receives its own resources together with those of its scope. After a reassignment of views, a
+            // scope without published resources is in this round, or it cannot be compiled.
             if scope.is_pending(revision) || scope.published.is_none() && scope.resources.is_some() {
                 continue;
             }

@@ -22,7 +22,7 @@ use crate::metrics::Limit;
 pub(super) struct ScopeEntry {
     /// Distinguishes the entry from a later one of the same scope.
     pub(super) id: u64,
-    /// Resources that its proxies receive; `None` before the first compilation.
+    /// Resources that its proxies receive; `None` before the first successful compilation.
     pub(super) published: Option<Published>,
     /// Resources to update; `None` while a task compiles them.
     pub(super) resources: Option<ScopeResources>,
@@ -43,7 +43,7 @@ pub(super) struct ScopeEntry {
 /// Published resources of a scope.
 #[derive(Clone)]
 pub(super) struct Published {
-    /// What differs from the base, if the scope lies over one.
+    /// Differences from the base; empty if the scope lies over none.
     pub(super) local: Arc<Layer>,
     pub(super) shared: Arc<Layer>,
     pub(super) outline: Arc<Outline>,
@@ -88,7 +88,7 @@ impl ScopeEntry {
     /// Returns whether changes may affect its resources. May return true if they do not.
     pub(super) fn is_affected(&self, world: &World, scope: &ClientScope, changes: &ChangeSet) -> bool {
         let Some(resources) = &self.resources else { return true };
-        // Earlier changes are not compiled yet, so the resources do not show what was seen.
+        // Until earlier changes are compiled, the resources do not show which services the scope has.
         !self.pending.is_empty()
             || changes.affects_scope(world, scope, |service| resources.has_service(service))
     }
@@ -158,7 +158,7 @@ impl State {
         Ok(())
     }
 
-    /// Returns the number of scopes without bases.
+    /// Returns the number of scopes that are not bases.
     pub(super) fn scopes_in_use(&self) -> usize {
         self.scopes.keys().filter(|scope| !scope.is_base()).count()
     }
@@ -231,7 +231,7 @@ impl State {
         }
     }
 
-    /// Removes and returns the scopes that no identity uses.
+    /// Removes and returns the scopes that no identity uses, and the bases that no scope needs.
     pub(super) fn drop_idle(&mut self, now: Instant) -> Vec<ScopeEntry> {
         let (scopes, mut unused) = (&self.scopes, Vec::new());
         let keep = |scope: &ClientScope| scopes.get(scope).is_some_and(is_busy);

@@ -55,12 +55,12 @@ pub(crate) struct TypeStatus {
     pub(crate) sent_at: Option<SystemTime>,
     /// Nonce of the last response that the proxy accepted.
     acked: u64,
-    /// Nonce of the last response that the proxy rejected; 0 if none.
+    /// Nonce of the last response that the proxy rejected; 0 if it has accepted a later one, or rejected none.
     nacked: u64,
-    /// Error message of the last rejection.
+    /// Error message of that rejection.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) error: String,
-    /// The proxy has accepted the last response.
+    /// The proxy has accepted the last response, or was up to date when it subscribed.
     pub(crate) synced: bool,
     /// Time of the last logged rejection.
     #[serde(skip)]

@@ -61,9 +61,9 @@ pub(super) enum Entry {
     Admitted(ResourceFeed, u64, SharedStatus),
     /// The state has changed since the preparation; prepare again.
     Retry,
-    /// The scope is being compiled.
+    /// The scope or its base is being compiled.
     Wait(watch::Receiver<()>),
-    /// The scope is new and has to be compiled.
+    /// This scope, or base of a scope, is new and has to be compiled.
     NewScope(Arc<ClientScope>, u64, watch::Receiver<()>),
 }
 

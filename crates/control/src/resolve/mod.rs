@@ -47,12 +47,12 @@ pub(crate) enum LookupEvent {
 /// Name and family of a lookup.
 type LookupKey = (Arc<str>, Family);
 
-/// Looks up names until the receiver of its events is dropped.
+/// Looks up names and reports changes of their addresses.
 pub(crate) struct Resolver<L> {
     /// Looks up one family of a name.
     pub(crate) lookup: L,
     pub(crate) cache: Arc<DnsCache>,
-    /// Names to look up, and the interval of lookups whose answers have no TTL.
+    /// Names to look up, and the interval of lookups of a name whose TTL is always 0.
     pub(crate) names: watch::Receiver<(Arc<LookupNames>, Duration)>,
     pub(crate) events: mpsc::UnboundedSender<LookupEvent>,
 }
@@ -114,7 +114,7 @@ where
         }
     }
 
-    /// Takes the current set of names into the cache. Returns the new ones.
+    /// Adds new names to the cache and to `due`, and removes unused ones. Returns the new lookups.
     fn update_names(&mut self, due: &mut BTreeSet<(Instant, LookupKey)>) -> Vec<LookupKey> {
         let (wanted, _) = self.names.borrow_and_update().clone();
         let now = Instant::now();

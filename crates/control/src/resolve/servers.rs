@@ -59,7 +59,7 @@ impl Servers {
         self.preferred.store(index, Ordering::Relaxed);
     }
 
-    /// Parses `nameserver` lines and the options `timeout` and `attempts` (resolv.conf(5)). Without a server it is
+    /// Parses `nameserver` lines and the options `timeout` and `attempts` (resolv.conf(5)). Without a server, uses
     /// 127.0.0.1.
     fn parse(text: &str) -> Self {
         let mut servers = Self {
@@ -72,7 +72,7 @@ impl Servers {
             let mut words = line.split_whitespace();
             match words.next() {
                 Some("nameserver") => {
-                    // An address may have a zone (`fe80::1%eth0`), which the standard library does not parse.
+                    // Drops the zone of an address (`fe80::1%eth0`), which the standard library does not parse.
                     let address = words.next().and_then(|word| word.split('%').next()?.parse().ok());
                     servers.addresses.extend(address.map(|ip| SocketAddr::new(ip, PORT)));
                 }

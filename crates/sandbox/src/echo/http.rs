@@ -188,7 +188,7 @@ fn duration(text: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(number.parse::<f64>().ok()? * unit).ok()
 }
 
-/// Returns the caller's identity in `x-forwarded-client-cert`: the URI of the last element, which the own sidecar
+/// Returns the caller's identity in `x-forwarded-client-cert`: the URI of the last element, which the pod's sidecar
 /// added.
 fn caller(headers: &HeaderMap) -> Option<String> {
     let last = headers.get_all("x-forwarded-client-cert").iter().next_back()?;

@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) async fn serve(listener: TcpListener) -> Infallible {
     let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        // It fails only if the semaphore is closed, which never happens.
+        // An error means that the semaphore is closed, which never happens.
         let permit = Arc::clone(&free).acquire_owned().await;
         match listener.accept().await {
             Ok((stream, peer)) => {

@@ -236,7 +236,7 @@ mod tests {
         assert!(matches!(classify(Ok(many)), LookupResult::Addresses(few) if few.len() == MAX_ADDRESSES));
     }
 
-    /// The resolver's actual error texts, which [`classify`] reads.
+    /// Every host knows `localhost`; its address is closed to workloads.
     #[tokio::test]
     async fn names_of_the_host_are_found() {
         let permits = Arc::new(Semaphore::new(1));

@@ -1,4 +1,5 @@
-//! A gRPC client: calls over HTTP/2 with prior knowledge, with encoded messages. Source: gRPC's "gRPC over HTTP2".
+//! A gRPC client: calls over HTTP/2 with prior knowledge. The caller encodes the messages. Source: gRPC's "gRPC over
+//! HTTP2".
 //!
 //! It sends all messages of a request at once, and passes on those of the response as they arrive. Sizes are limited
 //! here; the caller limits the time.

@@ -10,7 +10,7 @@ use super::{
     within,
 };
 
-/// Maximum size of the answer, in bytes; a valid one has 2.
+/// Maximum size of the answer, in bytes; a valid one has at most 2.
 const MAX_ANSWER: usize = 1 << 10;
 /// Names of `HealthCheckResponse.ServingStatus`, by number.
 const NAMES: [&str; 4] = ["UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"];

@@ -13,7 +13,7 @@ use super::{Event, add_lines, not_http};
 
 /// Maximum size of a head or of trailers, in bytes.
 const MAX_HEAD: u64 = 256 << 10;
-/// Maximum size of the line before a chunk, in bytes.
+/// Maximum size of a line of a chunked body in bytes: before a chunk, or of the trailers.
 const MAX_CHUNK_LINE: u64 = 4 << 10;
 
 /// Framing of a body (RFC 9112, section 6.3).

@@ -21,7 +21,7 @@ pub(super) async fn exchange(
     set_authority(&mut request)?;
     on(Event::Request(&request_lines(&request)))?;
     let (requests, connection) = h2::client::handshake(stream).await.map_err(io::Error::other)?;
-    // It ends with this exchange, which returns its errors.
+    // The task ends with this exchange, which returns the errors of the connection.
     let driver = tokio::spawn(connection);
     let result = stream_of(requests, request, body, on).await;
     driver.abort();

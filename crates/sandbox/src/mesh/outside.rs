@@ -1,4 +1,4 @@
-//! Reports of failed lookups and connections to the outside: each is reported once, with a remedy.
+//! Reports of failed lookups and connections to the outside. Each is reported once; failed lookups have a remedy.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,8 @@ use crate::{
 const CONNECTIONS: usize = 100;
 
 impl Mesh {
-    /// Reports once why a name outside the cluster's domain has no answer.
+    /// Reports why a name outside the cluster's domain has no answer: for hosts of ServiceEntries each reason once, for
+    /// other names once for each workload.
     pub(super) fn report_failed_lookup(&mut self, lookup: &FailedLookup) {
         let FailedLookup { name, asked_by, found } = lookup;
         if *asked_by == IpAddr::V4(BRIDGE) {

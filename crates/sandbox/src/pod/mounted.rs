@@ -55,7 +55,7 @@ impl Volumes {
     }
 }
 
-/// Renews the tokens of a pod. Does not return.
+/// Renews the tokens of a pod, in its folder and in its volumes. Does not return.
 pub(super) async fn renew_tokens(pod: &PodConfig, volumes: &Volumes) {
     loop {
         tokio::time::sleep(TOKEN_RENEWAL).await;

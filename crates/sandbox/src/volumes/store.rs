@@ -114,7 +114,7 @@ impl FileVolume {
         self.version += 1;
         let version = format!("..{}", self.version);
         let new = self.folder.join(&version);
-        // Left over by a failed update.
+        // A failed update may have left it.
         let _ = fs::remove_dir_all(&new);
         fs::create_dir(&new)?;
         for (path, (mode, content)) in files {

@@ -54,7 +54,7 @@ pub(super) struct Fleet<'a> {
     views: Vec<FleetView<'a>>,
     clients: Vec<FleetClient<'a>>,
     layers: Vec<LayerIndex<'a>>,
-    /// Clients that subscribe to all resources of a type by which hosts are found.
+    /// Clients that subscribe to all resources of a type in [`OF_HOSTS`], or to a family of virtual hosts.
     complete: Vec<usize>,
     /// Other clients by the hosts of the names to which they subscribe.
     by_host: HashMap<Box<str>, Vec<usize>>,
@@ -142,7 +142,7 @@ impl<'a> Fleet<'a> {
         fleet
     }
 
-    /// Adds a client. `lists` has the lists of names that were compared with those of their layers.
+    /// Adds a client. `lists` caches whether a list of names has all resources of a type in its layers.
     fn add(
         &mut self,
         view: Option<usize>,

@@ -18,7 +18,8 @@ use super::*;
 const SEEDS: u64 = 6;
 /// Number of steps of a sequence.
 const STEPS: usize = 60;
-/// Number of files that most changes of a sequence concern, so that they meet: of one theme, and of all.
+/// Numbers of files that most changes of a sequence concern: files of one theme, and any files. They are few, so that
+/// changes affect each other.
 const FOCUS: [usize; 2] = [12, 6];
 
 /// Files with the possible contents of each, in the form that their first lines describe.
