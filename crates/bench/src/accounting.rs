@@ -1,7 +1,8 @@
 //! CPU time and memory of processes, and the load of the machine, as the kernel reports them.
 
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, fs, time::Duration};
 
+use nix::{time::ClockId, unistd::Pid};
 use serde::{Deserialize, Serialize};
 
 /// Memory of a process and its descendants, in kilobytes as the kernel counts them.
@@ -73,13 +74,13 @@ pub(crate) fn family(root: i32) -> Vec<i32> {
     family
 }
 
-/// Returns the CPU time of these processes. `nanoseconds` lacks the time of threads that have ended.
+/// Returns the CPU time of these processes, including their threads that have ended.
 pub(crate) fn cpu(pids: &[i32]) -> Cpu {
-    let threads =
-        pids.iter().filter_map(|pid| fs::read_dir(format!("/proc/{pid}/task")).ok()).flatten().flatten();
-    let on_cpu = |thread: &fs::DirEntry| on_cpu(&fs::read_to_string(thread.path().join("schedstat")).ok()?);
-    let mut sum = Cpu { nanoseconds: threads.filter_map(|thread| on_cpu(&thread)).sum(), ..Cpu::default() };
+    let mut sum = Cpu::default();
     for pid in pids {
+        let clock = ClockId::pid_cpu_clock_id(Pid::from_raw(*pid)).and_then(ClockId::now);
+        let time = clock.map(Duration::from).unwrap_or_default();
+        sum.nanoseconds += u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let (user, kernel) = ticks_by_mode(&text).unwrap_or_default();
         sum.user += user;
@@ -129,11 +130,6 @@ pub(crate) fn cores() -> usize {
     cores_of(&fs::read_to_string("/proc/stat").unwrap_or_default())
 }
 
-/// Returns true if the kernel accounts CPU time by thread.
-pub(crate) fn available() -> bool {
-    fs::metadata("/proc/self/schedstat").is_ok()
-}
-
 /// Field 4 of proc_pid_stat(5). The name in field 2 may contain anything, also parentheses.
 fn parent(stat: &str) -> Option<i32> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(1)?.parse().ok()
@@ -143,10 +139,6 @@ fn parent(stat: &str) -> Option<i32> {
 fn ticks_by_mode(stat: &str) -> Option<(u64, u64)> {
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
-}
-
-fn on_cpu(schedstat: &str) -> Option<u64> {
-    schedstat.split_ascii_whitespace().next()?.parse().ok()
 }
 
 fn memory_of(rollup: &str) -> Memory {
@@ -187,7 +179,6 @@ mod tests {
         assert_eq!(parent("42 (a) b (c) S 7 42 42 0"), Some(7));
         let stat = "42 (a) b (c) S 7 42 42 0 -1 4194560 1 2 3 4 55 66 0 0";
         assert_eq!(ticks_by_mode(stat), Some((55, 66)));
-        assert_eq!(on_cpu("123456 789 3\n"), Some(123_456));
         let rollup = "5500-7ffd ---p 00000000 00:00 0 [rollup]\nRss:   2048 kB\nPss:   1024 kB\n\
                       Private_Clean:  100 kB\nPrivate_Dirty:  200 kB\nSwap: 1 kB\n";
         let expected = Memory { rss_kb: 2048, pss_kb: 1024, private_kb: 300, threads: 0 };
@@ -216,5 +207,18 @@ mod tests {
         assert!(family(me).contains(&me));
         assert!(memory(&[me]).rss_kb > 0);
         assert!(cpu(&[me]).nanoseconds > 0);
+    }
+
+    #[test]
+    fn cpu_time_includes_threads_that_have_ended() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let before = cpu(&[own]).nanoseconds;
+        let spent = std::thread::spawn(|| {
+            let on_cpu = || Duration::from(ClockId::CLOCK_THREAD_CPUTIME_ID.now().unwrap());
+            while on_cpu() < Duration::from_millis(20) {}
+            u64::try_from(on_cpu().as_nanos()).unwrap()
+        });
+        let spent = spent.join().unwrap();
+        assert!(cpu(&[own]).nanoseconds >= before + spent);
     }
 }

@@ -8,13 +8,12 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use skysail_core::stdio;
 use tempfile::TempDir;
 use time::OffsetDateTime;
 
 use crate::{
-    accounting,
     certificates::Certificates,
     child,
     foreign_load::{self, ForeignLoad},
@@ -88,12 +87,8 @@ impl Environment {
     /// Observes the load of other processes, and enters the environment of the turns.
     ///
     /// # Errors
-    /// The kernel does not report CPU time, or a file cannot be created.
+    /// A file cannot be created.
     pub(crate) fn stage(&self) -> anyhow::Result<Stage> {
-        ensure!(
-            accounting::available(),
-            "the kernel has no /proc/PID/schedstat (CONFIG_SCHED_INFO), which reports CPU time"
-        );
         let foreign_load = foreign_load::observe();
         let mut stage = Stage::enter(!self.no_realtime)?;
         stage.machine.busy = Some(foreign_load);

@@ -48,6 +48,12 @@ pub(super) fn measure_change(
         bytes += fleet.received.bytes;
         reached.push(fleet.received.reached());
     }
+    // Changes come in pairs: the second of a pair removes the object that the first has added.
+    if repeat % 2 == 1 {
+        let published = server.publications();
+        mesh.change(change)?;
+        settle(fleet, server, published)?;
+    }
     let published = server.publications();
     if mesh.end(change)? {
         settle(fleet, server, published)?;

@@ -252,9 +252,16 @@ impl<'a> Fleet<'a> {
         };
         for event in &events[..count] {
             let at = event.data() as usize;
-            self.serve(at).with_context(|| format!("sidecar {}", at * self.streams))?;
+            self.serve(at).with_context(|| self.name(at))?;
         }
         Ok(())
+    }
+
+    /// Returns the sidecars of a connection, for errors.
+    fn name(&self, at: usize) -> String {
+        let sidecars = self.slots.get(at).and_then(Option::as_ref).map_or(&[][..], |slot| &slot.sidecars);
+        let numbers: Vec<String> = sidecars.iter().map(|sidecar| sidecar.number.to_string()).collect();
+        format!("sidecar {}", numbers.join(", "))
     }
 
     /// Reads, answers and writes on one connection.

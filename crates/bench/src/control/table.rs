@@ -28,7 +28,7 @@ impl ControlReport {
 
     fn rows(&self) -> Vec<Vec<String>> {
         let Self { settings, connect, .. } = self;
-        let each = (connect.resident_mb - self.idle_mb) * 1e3 / f64::from(settings.sidecars);
+        let each = (connect.resident_mb - self.idle_mb) * 1_024.0 / f64::from(settings.sidecars);
         let rows = [
             ("start to serving".to_owned(), format!("{:.2} s, {:.0} MB", self.start_seconds, self.idle_mb)),
             (
