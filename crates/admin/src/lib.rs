@@ -179,8 +179,8 @@ async fn overdue(mut begun: watch::Receiver<Option<Instant>>, limit: Duration) {
     }
 }
 
-/// Body of a response, written in pieces. The server drops it when the client has read all of it, or when the
-/// response is cancelled. The connection is then idle.
+/// Body of a response, written in pieces. The server drops it when it has buffered the last piece, or when the response
+/// is cancelled. The connection is then idle.
 struct Sending {
     body: Body,
     /// Rest of a frame that has not been written yet.
@@ -302,7 +302,7 @@ mod tests {
             sleep(Duration::from_millis(1)).await;
         }
         assert!(rest(slow).await.len() < 32 << 20);
-        // The server keeps a client that reads its responses for longer than this limit.
+        // A connection whose responses are all read in time stays open for longer than this limit.
         let mut kept = TcpStream::connect(address).await.unwrap();
         let mut answer = [0; 1];
         for _ in 0..100 {

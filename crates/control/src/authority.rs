@@ -19,7 +19,7 @@ use tracing::{error, info, warn};
 
 use skysail_source::watch_folder;
 
-/// Interval at which the clock is read, and the files without a file event.
+/// Interval at which the clock and the files are read even if no event arrives.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// Files are loaded after they have not changed for this time, so that a set of files is complete.
 const SETTLE_TIME: Duration = Duration::from_secs(1);

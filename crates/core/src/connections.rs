@@ -1,9 +1,9 @@
 //! Connection limits of a server: in total, per source address and per identity.
 //!
 //! A connection is *evictable* in three cases: it has not authenticated, it has not sent a whole request, or
-//! it has no call in progress. Every other connection is *used*. At the total limit, the server closes the oldest
-//! evictable connection to make room for a new one. At the limit of an address, it closes the oldest one of that
-//! address. At the limit of an identity, it refuses the call.
+//! it has no call in progress. Every other connection is *used*. At the total limit and at the limit of evictable
+//! connections, the server closes the oldest evictable connection to make room for a new one. At the limit of an
+//! address, it closes the oldest evictable one of that address. At the limit of an identity, it refuses the call.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},

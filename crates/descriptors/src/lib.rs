@@ -50,14 +50,15 @@ pub fn envoy_file() -> Result<PathBuf> {
     Err(format!("Envoy's descriptors cannot be found, as cargo metadata failed: {failure}").into())
 }
 
-/// Returns whether a file defines options only.
+/// Returns whether a file is imported only for its options.
 pub fn is_annotation(file: &str) -> bool {
     file.starts_with("validate/")
         || file.contains("/annotations/")
         || file == "google/protobuf/descriptor.proto"
 }
 
-/// Removes options, services and comments from a file, and the imports of files that define options.
+/// Removes services, extensions and comments from a file, the imports of files that define options, and all options
+/// but `map_entry` and `allow_alias`.
 pub fn strip(mut file: FileDescriptorProto) -> FileDescriptorProto {
     file.dependency.retain(|name| !is_annotation(name));
     file.public_dependency.clear();

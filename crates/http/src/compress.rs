@@ -111,8 +111,8 @@ fn quality(coding: &[u8]) -> Option<(&[u8], f32)> {
 
 impl Compressor {
     /// Prepares the head of a response and returns the encoder of its content; `None` if the content is not to be
-    /// compressed. Sets `vary` for caches even if the only reason is that the client does not accept the coding.
-    /// `length` is the length of the content, if known.
+    /// compressed. If it would be compressed for other clients, `vary` is set, so that caches tell the clients apart.
+    /// `length` is the length of the content, if known; `accepted` is whether the client accepts the coding.
     pub fn begin(&self, head: &mut ResponseHead, length: Option<u64>, accepted: bool) -> Option<Encoding> {
         let media_type = head.header("content-type").unwrap_or_default();
         let media_type = media_type.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();

@@ -90,7 +90,7 @@ pub(crate) struct Parts {
     pub(crate) not_after: SystemTime,
 }
 
-/// Checks everything that concerns a single file, so that the error can name it.
+/// Parses the files, and checks them as far as an error can name one file as the cause.
 pub(crate) fn check(
     roots: &str,
     certificate: &str,

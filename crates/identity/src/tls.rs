@@ -86,7 +86,7 @@ impl TlsSpec {
     /// Returns the server configuration.
     ///
     /// # Errors
-    /// There is no certificate, the version range is empty, or a group is not supported.
+    /// There is no certificate, the version range is empty or without a cipher suite, or a group is not supported.
     pub fn server(&self) -> Result<Arc<ServerConfig>, Error> {
         if self.identities.is_empty() {
             return Err(Error::Tls("a server needs a certificate".into()));
@@ -113,7 +113,7 @@ impl TlsSpec {
     /// Returns the client configuration.
     ///
     /// # Errors
-    /// The version range is empty, or a group is not supported.
+    /// The version range is empty or without a cipher suite, or a group is not supported.
     pub fn client(&self) -> Result<Arc<ClientConfig>, Error> {
         let provider = self.provider()?;
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -213,7 +213,7 @@ impl ResolvesClientCert for OurCertificates {
     }
 }
 
-/// Signature verification of every verifier, with its `provider`.
+/// Methods that verify signatures with the verifier's `provider`; they are the same in every verifier.
 macro_rules! signatures {
     () => {
         fn verify_tls12_signature(

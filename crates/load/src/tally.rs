@@ -61,7 +61,7 @@ impl Outcome {
     }
 }
 
-/// Outcome of a TCP echo.
+/// Outcome of a TCP echo that succeeded.
 pub(crate) const OK: &str = "OK";
 /// Outcome of a gRPC call that succeeded.
 pub(crate) const SERVING: &str = "SERVING";
@@ -69,7 +69,7 @@ pub(crate) const SERVING: &str = "SERVING";
 /// Times of a request, in nanoseconds of the monotonic clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
-    /// Open loop: when it was due. Closed loop: when it was sent.
+    /// Open loop: when it was due. Closed loop, or if latency counts from the sending: when it was sent.
     pub(crate) due: u64,
     pub(crate) sent: u64,
     pub(crate) ended: u64,
@@ -88,9 +88,9 @@ pub(crate) struct Tally {
     pub(crate) lateness: Histogram<u64>,
     /// Nanoseconds to open a connection.
     pub(crate) connects: Histogram<u64>,
-    /// Bytes of responses, with their heads.
+    /// Bytes of responses; for HTTP/1 with their heads.
     pub(crate) sizes: Histogram<u64>,
-    /// Bytes of the heads of responses.
+    /// Bytes of the heads of responses; 0 for other protocols than HTTP/1.
     pub(crate) heads: Histogram<u64>,
     pub(crate) outcomes: BTreeMap<Outcome, u64>,
     /// Last outcome, and the number of consecutive requests with it that `outcomes` does not contain yet. Most requests

@@ -67,7 +67,7 @@ pub struct NameInfo {
 /// `stats.PluginConfig`: Istio's metrics filter.
 #[derive(Clone, PartialEq, Message)]
 pub struct StatsConfig {
-    /// Do not derive the destination service from the host header if the cluster does not name it.
+    /// Disables the host header as the destination service of a cluster that names none.
     #[prost(bool, tag = "6")]
     pub disable_host_header_fallback: bool,
     /// Reporting interval of TCP metrics.

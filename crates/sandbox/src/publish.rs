@@ -1,7 +1,7 @@
 //! Published ports: ports of the host and the pods behind them.
 //!
-//! The process outside the mesh owns the listeners, and shares the mesh's network namespace. It reads the pods of each
-//! target from a file that the mesh updates, so that published ports outlive pods.
+//! A process outside the mesh binds the listeners on the host, and then enters the mesh's network namespace. It reads
+//! the pods of each target from a file that the mesh updates, so that published ports outlive pods.
 
 use std::{collections::BTreeMap, fmt, fs, net::SocketAddr, path::Path};
 
@@ -67,7 +67,8 @@ impl Survey {
     /// Returns the target of `--publish`: a port of a Service, or else of a workload.
     ///
     /// # Errors
-    /// When no object or several have this name, or when the Service has no such port or no selector.
+    /// When no object has this name, or objects of several namespaces have it. Also when the Service has no selector,
+    /// when its port is not TCP, or when it has no such port and there is no workload of this name.
     pub fn target(&self, name: &str, port: u16) -> Result<Target, Error> {
         let objects = self.objects();
         let (namespace, short) = match name.split_once('/') {

@@ -40,8 +40,8 @@ const WORKLOADS: [Kind; 6] =
     [Kind::Deployment, Kind::StatefulSet, Kind::DaemonSet, Kind::ReplicaSet, Kind::Job, Kind::Pod];
 
 impl Survey {
-    /// Reads these folders and files, and a text from standard input as the last one. Objects without a workload among
-    /// them, such as routing rules, are checked.
+    /// Reads these folders and files, and a text from standard input as the last one. If no object is a workload, for
+    /// example if all are routing rules, the objects are checked instead.
     ///
     /// # Errors
     /// When the files cannot be read, or hold no object or no workload that can be run.
@@ -118,7 +118,7 @@ impl Survey {
         }
     }
 
-    /// Checks that a container has this image, with or without a tag, for which `--image` names a program.
+    /// Checks that a container has the image that `--image` names, with or without its tag.
     ///
     /// # Errors
     /// When no container has it.

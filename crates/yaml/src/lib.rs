@@ -2,8 +2,8 @@
 //!
 //! A file is split at its `---` lines before parsing, so a broken or truncated document does not affect the
 //! others. In YAML, `---` at the start of a line ends a document even inside quotes, so the split never cuts
-//! a valid document. Plain scalars get the types that Kubernetes gives them, those of YAML 1.1: `yes` and
-//! `on` are booleans.
+//! a valid document. Plain scalars get the types of YAML 1.1, as in Kubernetes: `yes` and `on` are booleans.
+//! `plain` lists the exceptions.
 
 use std::{
     collections::HashMap,
@@ -535,8 +535,8 @@ fn merge_keys(entries: Vec<Entry>) -> Vec<Entry> {
     own
 }
 
-/// Returns the value of a plain scalar, with the type that it has in YAML 1.1. Exceptions: binary numbers, numbers with
-/// `_` or `:`, `.inf` and `.nan` are text.
+/// Returns the value of a plain scalar, with the type that it has in YAML 1.1. Exceptions: `y`, `n`, binary numbers,
+/// numbers with `_` or `:`, `.inf` and `.nan` are text.
 fn plain(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Value::Null,

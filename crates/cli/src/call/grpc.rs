@@ -63,7 +63,8 @@ impl GrpcOptions {
         self.grpc.is_some() || self.grpc_list
     }
 
-    /// Reads the file of descriptors. Must be called before the pod is entered, because the pod may have other files.
+    /// Returns the task that the options select, and reads the file of descriptors. Must be called before the pod is
+    /// entered, because the pod may have other files.
     pub(super) fn session(
         &self,
         server: String,
@@ -183,7 +184,7 @@ pub(super) fn print_status(status: &Status) {
     stdio::print_error(printable(status));
 }
 
-/// Returns a service and its methods, one per line: `acme.Flights/Count(acme.Day) returns (stream acme.Number)`.
+/// Returns a service and its methods, one per line: `acme.Flights/Count (acme.Day) returns (stream acme.Number)`.
 fn list(service: &ServiceDescriptor) -> String {
     let stream = |is_stream: bool| if is_stream { "stream " } else { "" };
     let lines = service.methods().map(|method| {

@@ -148,7 +148,7 @@ impl State {
         changes.addresses.clear();
         let grouping = self.world.grouping();
         if self.grouping != grouping {
-            // Other Sidecars only assign views to other scopes; the rest of the scopes stay as they are.
+            // Changed Sidecars only move views to other scopes; scopes with the same views as before stay as they are.
             let by_sidecars = self.grouping.differs_by_sidecars(&grouping) && !changes.everything;
             self.grouping = grouping;
             self.regroup(by_sidecars);

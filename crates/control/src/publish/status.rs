@@ -65,10 +65,10 @@ pub(crate) struct TypeStatus {
     /// Time of the last logged rejection.
     #[serde(skip)]
     logged: Option<Instant>,
-    /// Generation up to which the last response had the changes.
+    /// Last generation whose changes the last response contained.
     #[serde(skip)]
     pub(super) sent_generation: Option<u64>,
-    /// Generation up to which the proxy has accepted or rejected the changes.
+    /// Last generation whose changes the proxy has accepted or rejected.
     #[serde(skip)]
     pub(super) answered_generation: Option<u64>,
     /// The last rejections, the oldest first; at most [`MAX_REJECTIONS`], and [`MAX_REJECTION_BYTES`] of all types.
@@ -85,9 +85,9 @@ pub(crate) struct TypeStatus {
 /// A rejected response.
 #[derive(Clone, Debug)]
 pub(super) struct Rejection {
-    /// Generation up to which the proxy had answered before.
+    /// Last generation whose changes the proxy had accepted or rejected before.
     pub(super) after: Option<u64>,
-    /// Generation up to which the response had the changes.
+    /// Last generation whose changes the response contained.
     pub(super) up_to: u64,
     /// Error message of the proxy.
     pub(super) error: Arc<str>,
@@ -171,7 +171,8 @@ impl ClientStatus {
         }
     }
 
-    /// Keeps a rejection, and removes the oldest ones above the limits.
+    /// Keeps a rejection. Above the limits, removes the oldest ones: those of its type, then those of the type with the
+    /// most bytes.
     fn keep_rejection(&mut self, kind: Kind, rejection: Rejection) {
         let rejections = &mut self.of(kind).rejections;
         rejections.push(rejection);

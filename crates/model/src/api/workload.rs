@@ -11,7 +11,7 @@ use super::{
 
 /// Kind of the workload of an endpoint that is no pod.
 pub(crate) const WORKLOAD_ENTRY: &str = "WorkloadEntry";
-/// Label of endpoints that accept mutual TLS: `istio`.
+/// Label of endpoints; with the value `istio`, they accept mutual TLS.
 const TLS_MODE: &str = "security.istio.io/tlsMode";
 /// Prefix of the address of a Unix domain socket. Source: `istio.networking.v1.WorkloadEntry`.
 pub(crate) const UNIX: &str = "unix://";

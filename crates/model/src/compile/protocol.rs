@@ -27,7 +27,7 @@ pub(super) struct ClusterProtocol {
     protocol: Protocol,
     /// Whether requests of HTTP/1.1 are sent as HTTP/2.
     upgrades: bool,
-    /// Whether the client's protocol is that of the server where none is declared.
+    /// Whether the server gets the client's protocol if no protocol is declared.
     sniffs: bool,
     headers: SharedHeaders,
 }
@@ -44,14 +44,14 @@ impl ClusterProtocol {
         Self { upgrades: false, ..self }
     }
 
-    /// Returns whether requests are sent as HTTP/2 regardless of the client's version. As in Istio, HTTP/1.1 whose case
-    /// is preserved is not upgraded.
+    /// Returns whether requests are sent as HTTP/2 regardless of the client's version. As in Istio, HTTP/1.1 is not
+    /// upgraded if the case of header names is preserved.
     fn is_http2(self) -> bool {
         self.protocol.is_http2() || self.upgrades && !self.headers.keeps_case
     }
 }
 
-/// Returns the protocol options; none for a cluster that only speaks HTTP/1.1 with default settings.
+/// Returns the protocol options; none for a cluster that needs only Envoy's default, HTTP/1.1 with default settings.
 pub(super) fn options(
     speech: ClusterProtocol,
     effective: &Effective<'_>,

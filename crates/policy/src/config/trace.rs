@@ -62,7 +62,7 @@ impl Fraction {
     /// All requests.
     pub const ALL: Self = Self { numerator: 100, denominator: 100 };
 
-    /// Returns whether the request with this random number is in the share.
+    /// Returns whether the request with this random number is in the fraction.
     pub fn contains(self, number: u32) -> bool {
         number % self.denominator.max(1) < self.numerator
     }

@@ -37,7 +37,7 @@ pub(super) struct HeadChanges {
     pub(super) headers: Vec<String>,
 }
 
-/// Returns the head that an endpoint receives, as the request path changes it.
+/// Returns the head that an endpoint receives, with the changes that the sidecar makes before it forwards a request.
 pub(super) fn forwarded(found: &Found<'_>, forward: &Forward, head: &RequestHead) -> HeadChanges {
     let mut now = head.copy();
     let target = found.target.map(|target| &target.headers);

@@ -131,7 +131,7 @@ impl<'a> RequestContext<'a> {
     }
 }
 
-/// Decides about a request that came while the worker is overloaded.
+/// Decides about a request that came while the worker is late or refuses requests.
 ///
 /// # Errors
 /// The request is refused, or its client has closed the connection.

@@ -15,9 +15,9 @@ use crate::{
 pub(super) enum FilterPlace {
     /// Rule of an HTTPRoute; `true` if all matches of the rule are one prefix.
     Http { prefix: bool },
-    /// Backend of an HTTPRoute.
+    /// Backend of an HTTPRoute or a GRPCRoute.
     HttpBackend,
-    /// Rule or backend of a GRPCRoute.
+    /// Rule of a GRPCRoute.
     Grpc,
 }
 

@@ -52,7 +52,7 @@ pub(crate) fn grpc_route(spec: &GrpcRoute) -> Vec<Finding> {
         backends(&rule.backend_refs, &format!("{field}.backendRefs"), &mut findings);
         for (at, of) in rule.backend_refs.iter().enumerate() {
             let field = format!("{field}.backendRefs[{at}].filters");
-            // Mirrors of single backends are not supported.
+            // As in an HTTPRoute: unlike a rule, a single backend cannot have a mirror.
             filters::check(&of.filters, FilterPlace::HttpBackend, &field, &mut findings);
         }
     }
@@ -207,7 +207,7 @@ fn grpc_method(of: &GrpcMethod, field: &str, findings: &mut Findings) {
                 Code::InvalidName,
                 &at,
                 format!("{text:?} is not a valid name"),
-                "use the name of the protocol's definition",
+                "use the name in the .proto file",
             );
         }
     }

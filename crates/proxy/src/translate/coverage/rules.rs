@@ -32,7 +32,7 @@ pub(super) enum Check {
     Suffix(&'static str),
     /// Allowed texts.
     Text(&'static [&'static str]),
-    /// Name of a header; strict: a token as in RFC 9110, section 5.6.2.
+    /// Name of a header; strict: a token as in RFC 9110, section 5.6.2, or with commas or a leading colon.
     HeaderName(bool),
     /// Value of a header; strict: without control characters.
     HeaderValue(bool),

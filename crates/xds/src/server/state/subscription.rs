@@ -34,7 +34,7 @@ pub(super) struct Subscription {
     reported: Option<(Weak<[Arc<str>]>, bool)>,
 
     // Sent and due resources.
-    /// Nothing has been sent yet for the wildcard: every resource is due.
+    /// Nothing has been sent yet, or nothing since the wildcard was added. With the wildcard, every resource is due.
     pub(super) all: bool,
     /// Changes up to this generation have been sent, without removals that must wait.
     pub(super) seen: u64,
@@ -126,7 +126,7 @@ impl Subscription {
         }
     }
 
-    /// Opens the subscription. The client counts as up to date; the caller marks what is due.
+    /// Opens the subscription. No change before this snapshot is due; the caller marks the names that are due.
     pub(super) fn open(&mut self, snapshot: &Snapshot) {
         self.open = true;
         self.all = true;
@@ -178,8 +178,8 @@ impl Subscription {
         }
     }
 
-    /// Makes removals since the last response due again. That response may carry resources that the client subscribed
-    /// to before and that are deleted now; a subscription to unlisted names covers them again.
+    /// Makes removals since the response in flight due again. That response may contain resources that were deleted
+    /// after it was made, and that only the new subscription covers.
     fn repeat_removals(&mut self) {
         if self.in_flight.is_some() {
             self.cleared = self.cleared.min(self.sent);
@@ -221,7 +221,7 @@ impl Subscription {
         self.open && !self.all && self.matches(name) && !self.resend.contains(name)
     }
 
-    /// Returns true if a resource that is due was never sent, or was deleted since.
+    /// Returns true if a resource that is due was never sent, was deleted since, or is sent again in any case.
     pub(super) fn is_new(&self, snapshot: &Snapshot, name: &str) -> bool {
         self.all || self.resend.contains(name) || snapshot.is_new(self.kind, name, self.seen)
     }
