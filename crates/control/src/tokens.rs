@@ -74,6 +74,16 @@ impl TokenKeys {
         Ok(texts)
     }
 
+    /// Reads the files. Returns their content and its verifier, or `None` if the content is still `texts`.
+    fn read_changed(&self, texts: &KeyFiles) -> anyhow::Result<Option<(KeyFiles, Option<Verifier>)>> {
+        let now = self.read()?;
+        if now == *texts {
+            return Ok(None);
+        }
+        let verifier = self.verifier(&now)?;
+        Ok(Some((now, verifier)))
+    }
+
     /// Watches the files until the process ends. `texts` is the content that [`Self::load`] returned.
     pub(crate) async fn follow(self, mut texts: KeyFiles, audit: Arc<AuditLog>) {
         let changed = Arc::new(Notify::new());
@@ -82,9 +92,9 @@ impl TokenKeys {
         let mut last_error = None;
         loop {
             let _ = tokio::time::timeout(POLL_INTERVAL, changed.notified()).await;
-            match self.read().and_then(|now| Ok((self.verifier(&now)?, now))) {
-                Ok((_, now)) if now == texts => last_error = None,
-                Ok((verifier, now)) => {
+            match self.read_changed(&texts) {
+                Ok(None) => last_error = None,
+                Ok(Some((now, verifier))) => {
                     (texts, last_error) = (now, None);
                     if let Some(verifier) = verifier {
                         self.verifier.set(Arc::new(verifier));
@@ -103,5 +113,30 @@ impl TokenKeys {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unchanged_files_are_not_parsed_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys.json");
+        let keys =
+            TokenKeys { key: None, jwks: Some(path.clone()), issuers: Vec::new(), verifier: Live::empty() };
+        // Each parse logs that the second key is ignored.
+        let key_set = |modulus: &str| {
+            format!(r#"{{"keys": [{{"kty": "RSA", "n": "{modulus}", "e": "AQAB"}}, {{"kty": "other"}}]}}"#)
+        };
+        fs::write(&path, key_set("AQAB")).unwrap();
+        let texts = keys.load().unwrap();
+        assert!(keys.read_changed(&texts).unwrap().is_none());
+        fs::write(&path, key_set("AQAC")).unwrap();
+        let (texts, verifier) = keys.read_changed(&texts).unwrap().unwrap();
+        assert!(verifier.is_some() && keys.read_changed(&texts).unwrap().is_none());
+        fs::write(&path, "{}").unwrap();
+        assert!(keys.read_changed(&texts).is_err());
     }
 }
