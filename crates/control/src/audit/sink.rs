@@ -2,7 +2,8 @@
 
 use std::{
     fs::{File, OpenOptions},
-    io::{self, Write as _},
+    io::{self, Stdout, Write},
+    mem,
     os::unix::fs::OpenOptionsExt as _,
     sync::{Arc, atomic::Ordering, mpsc::Receiver},
 };
@@ -23,15 +24,46 @@ pub(super) enum Message {
     /// A record whose sender waits until it is on disk.
     Confirmed(Vec<u8>, oneshot::Sender<bool>),
     /// Reports when all earlier messages are processed.
-    Flush(oneshot::Sender<bool>),
+    Flush(oneshot::Sender<()>),
     Reopen,
+}
+
+/// Result of writing a record, and the sender that waits until it is on disk.
+type Written = (Result<(), String>, Option<oneshot::Sender<bool>>);
+
+/// An open destination.
+trait Output: Write + Send {
+    /// Waits until written lines are on disk.
+    fn sync(&self) -> io::Result<()>;
+}
+
+impl Output for File {
+    fn sync(&self) -> io::Result<()> {
+        match self.sync_data() {
+            // Pipes and devices do not support `fdatasync`.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+            synced => synced,
+        }
+    }
+}
+
+impl Output for Stdout {
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn open(target: &Target) -> io::Result<Box<dyn Output>> {
+    Ok(match target {
+        Target::Stdout => Box::new(io::stdout()),
+        Target::File(path) => Box::new(OpenOptions::new().append(true).create(true).mode(0o600).open(path)?),
+    })
 }
 
 /// The destination of the log and its state.
 pub(super) struct Sink {
     target: Target,
-    /// `None` for standard output.
-    file: Option<File>,
+    output: Box<dyn Output>,
     /// The last write may have left an incomplete line.
     has_partial_line: bool,
     /// Last logged error, while writes fail.
@@ -50,24 +82,14 @@ struct Dropped {
 
 impl Sink {
     pub(super) fn open(target: Target, metrics: Arc<Metrics>) -> io::Result<Self> {
-        let mut sink = Self {
-            target,
-            file: None,
-            has_partial_line: false,
-            last_error: None,
-            reported_drops: 0,
-            metrics,
-        };
-        sink.reopen()?;
-        Ok(sink)
+        let output = open(&target)?;
+        Ok(Self { target, output, has_partial_line: false, last_error: None, reported_drops: 0, metrics })
     }
 
     /// Opens the file by its name. On failure the old file stays in use.
     fn reopen(&mut self) -> io::Result<()> {
-        if let Target::File(path) = &self.target {
-            self.file = Some(OpenOptions::new().append(true).create(true).mode(0o600).open(path)?);
-            self.has_partial_line = false;
-        }
+        self.output = open(&self.target)?;
+        self.has_partial_line = false;
         Ok(())
     }
 
@@ -81,71 +103,69 @@ impl Sink {
     }
 
     fn take(&mut self, batch: Vec<Message>) {
-        let (mut written, mut durable) = (Vec::new(), false);
-        for message in &batch {
+        let mut written: Vec<Written> = Vec::new();
+        for message in batch {
             match message {
-                Message::Record(line) => written.push(self.write(line)),
-                Message::Confirmed(line, _) => {
-                    durable = true;
-                    written.push(self.write(line));
+                Message::Record(line) => written.push((self.write(&line), None)),
+                Message::Confirmed(line, confirm) => written.push((self.write(&line), Some(confirm))),
+                Message::Flush(flushed) => {
+                    self.finish(mem::take(&mut written));
+                    let _ = flushed.send(());
                 }
-                Message::Flush(_) => written.push(Ok(())),
                 Message::Reopen => {
+                    // The records before this message are in the old file.
+                    self.finish(mem::take(&mut written));
                     let reopened = self.reopen();
                     if reopened.is_ok() {
                         info!("audit log reopened");
                     }
-                    written.push(reopened);
+                    self.log_result(reopened.map_err(|error| error.to_string()));
                 }
             }
         }
-        let synced = if durable { self.sync() } else { Ok(()) };
-        for (message, result) in batch.into_iter().zip(written) {
-            let result = result.as_ref().map_err(ToString::to_string);
-            let good = match (result, &synced) {
-                (Ok(()), Ok(())) => Ok(()),
-                (Err(why), _) => Err(why),
-                (Ok(()), Err(why)) => Err(why.to_string()),
-            };
-            match message {
-                Message::Confirmed(_, confirm) | Message::Flush(confirm) => {
-                    let _ = confirm.send(good.is_ok());
-                }
-                Message::Record(_) | Message::Reopen => {}
+        self.finish(written);
+    }
+
+    /// Puts records on disk if a sender waits for one of them, and reports the results.
+    fn finish(&mut self, written: Vec<Written>) {
+        let is_awaited = written.iter().any(|(_, confirm)| confirm.is_some());
+        let synced = if is_awaited { self.output.sync() } else { Ok(()) };
+        let synced = synced.map_err(|error| error.to_string());
+        for (result, confirm) in written {
+            let result = result.and_then(|()| synced.clone());
+            if let Some(confirm) = confirm {
+                let _ = confirm.send(result.is_ok());
             }
-            self.log_result(good);
+            self.log_result(result);
         }
     }
 
     /// Writes a line, after a record of drops if there were any.
-    fn write(&mut self, text: &[u8]) -> io::Result<()> {
+    fn write(&mut self, text: &[u8]) -> Result<(), String> {
+        let result = self.report_drops().and_then(|()| self.put(text));
+        count(if result.is_ok() { &self.metrics.audit_written } else { &self.metrics.audit_failed });
+        result.map_err(|error| error.to_string())
+    }
+
+    /// Writes a record of the drops since the last one, if there were any.
+    fn report_drops(&mut self) -> io::Result<()> {
         let dropped = self.metrics.audit_dropped.load(Ordering::Relaxed);
         if dropped > self.reported_drops {
             let missing = line(&Dropped { event: "audit.dropped", records: dropped - self.reported_drops });
             self.put(&missing)?;
             self.reported_drops = dropped;
         }
-        let result = self.put(text);
-        count(if result.is_ok() { &self.metrics.audit_written } else { &self.metrics.audit_failed });
-        result
+        Ok(())
     }
 
     fn put(&mut self, text: &[u8]) -> io::Result<()> {
-        if self.target == Target::Stdout {
-            let mut out = io::stdout().lock();
-            return out.write_all(text).and_then(|()| out.flush());
-        }
-        if self.file.is_none() {
-            self.reopen()?;
-        }
-        let Some(file) = &mut self.file else { return Err(io::ErrorKind::NotFound.into()) };
         if self.has_partial_line {
-            file.write_all(b"\n")?;
+            self.output.write_all(b"\n")?;
             self.has_partial_line = false;
         }
         let mut rest = text;
         while !rest.is_empty() {
-            match file.write(rest) {
+            match self.output.write(rest) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => rest = &rest[count..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -155,15 +175,7 @@ impl Sink {
                 }
             }
         }
-        Ok(())
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        match self.file.as_ref().map_or(Ok(()), File::sync_data) {
-            // Pipes and devices do not support `fdatasync`.
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
-            synced => synced,
-        }
+        self.output.flush()
     }
 
     /// Logs the first of equal failures, and the recovery.
@@ -209,6 +221,40 @@ mod tests {
         fs::rename(&path, folder.path().join("audit.log.1")).unwrap();
         sink.take(vec![Message::Reopen, Message::Record(b"4\n".to_vec())]);
         assert_eq!(fs::read_to_string(&path).unwrap(), "4\n");
+    }
+
+    /// A file on a disk that fails.
+    struct FailingDisk;
+
+    impl Write for FailingDisk {
+        fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+            Ok(text.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Output for FailingDisk {
+        fn sync(&self) -> io::Result<()> {
+            Err(io::Error::other("disk failed"))
+        }
+    }
+
+    #[test]
+    fn a_record_is_confirmed_only_if_the_file_that_has_it_is_on_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = Target::File(folder.path().join("audit.log"));
+        let mut sink = Sink::open(target, Arc::default()).unwrap();
+        sink.output = Box::new(FailingDisk);
+        let ((old, mut in_old), (new, mut in_new)) = (oneshot::channel(), oneshot::channel());
+        sink.take(vec![
+            Message::Confirmed(b"1\n".to_vec(), old),
+            Message::Reopen,
+            Message::Confirmed(b"2\n".to_vec(), new),
+        ]);
+        assert_eq!((in_old.try_recv(), in_new.try_recv()), (Ok(false), Ok(true)));
     }
 
     #[test]
