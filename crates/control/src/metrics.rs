@@ -93,7 +93,7 @@ pub(crate) struct Metrics {
     pub(crate) audit_written: AtomicU64,
     /// Audit records dropped because the queue was full.
     pub(crate) audit_dropped: AtomicU64,
-    /// Audit records that could not be written.
+    /// Audit records that could not be written or put on disk.
     pub(crate) audit_failed: AtomicU64,
     /// Certificate signing requests refused, by reason.
     pub(crate) csr_refusals: [AtomicU64; Refusal::REASONS.len()],

@@ -87,10 +87,15 @@ impl Sink {
     }
 
     /// Opens the file by its name. On failure the old file stays in use.
-    fn reopen(&mut self) -> io::Result<()> {
-        self.output = open(&self.target)?;
-        self.has_partial_line = false;
-        Ok(())
+    fn reopen(&mut self) {
+        match open(&self.target) {
+            Ok(output) => {
+                self.output = output;
+                self.has_partial_line = false;
+                info!("audit log reopened");
+            }
+            Err(error) => error!(%error, "audit log cannot be reopened; the old file stays in use"),
+        }
     }
 
     /// Writes until all senders are dropped.
@@ -115,24 +120,21 @@ impl Sink {
                 Message::Reopen => {
                     // The records before this message are in the old file.
                     self.finish(mem::take(&mut written));
-                    let reopened = self.reopen();
-                    if reopened.is_ok() {
-                        info!("audit log reopened");
-                    }
-                    self.log_result(reopened.map_err(|error| error.to_string()));
+                    self.reopen();
                 }
             }
         }
         self.finish(written);
     }
 
-    /// Puts records on disk if a sender waits for one of them, and reports the results.
+    /// Puts records on disk if a sender waits for one of them. Then counts and reports the results.
     fn finish(&mut self, written: Vec<Written>) {
         let is_awaited = written.iter().any(|(_, confirm)| confirm.is_some());
         let synced = if is_awaited { self.output.sync() } else { Ok(()) };
         let synced = synced.map_err(|error| error.to_string());
         for (result, confirm) in written {
             let result = result.and_then(|()| synced.clone());
+            count(if result.is_ok() { &self.metrics.audit_written } else { &self.metrics.audit_failed });
             if let Some(confirm) = confirm {
                 let _ = confirm.send(result.is_ok());
             }
@@ -142,9 +144,7 @@ impl Sink {
 
     /// Writes a line, after a record of drops if there were any.
     fn write(&mut self, text: &[u8]) -> Result<(), String> {
-        let result = self.report_drops().and_then(|()| self.put(text));
-        count(if result.is_ok() { &self.metrics.audit_written } else { &self.metrics.audit_failed });
-        result.map_err(|error| error.to_string())
+        self.report_drops().and_then(|()| self.put(text)).map_err(|error| error.to_string())
     }
 
     /// Writes a record of the drops since the last one, if there were any.
@@ -255,6 +255,33 @@ mod tests {
             Message::Confirmed(b"2\n".to_vec(), new),
         ]);
         assert_eq!((in_old.try_recv(), in_new.try_recv()), (Ok(false), Ok(true)));
+    }
+
+    #[test]
+    fn records_count_as_written_only_if_their_sync_succeeds() {
+        let metrics = Arc::<Metrics>::default();
+        let mut sink = Sink::open(Target::File("/dev/null".into()), Arc::clone(&metrics)).unwrap();
+        let counts =
+            || [&metrics.audit_written, &metrics.audit_failed].map(|count| count.load(Ordering::Relaxed));
+        let confirmed = || Message::Confirmed(b"1\n".to_vec(), oneshot::channel().0);
+        sink.take(vec![confirmed()]);
+        assert_eq!(counts(), [1, 0]);
+        sink.output = Box::new(FailingDisk);
+        sink.take(vec![Message::Record(b"2\n".to_vec()), confirmed()]);
+        assert_eq!(counts(), [1, 2]);
+    }
+
+    #[test]
+    fn a_failed_reopening_is_no_failed_write() {
+        let folder = tempfile::tempdir().unwrap();
+        let (before, after) = (folder.path().join("before"), folder.path().join("after"));
+        fs::create_dir(&before).unwrap();
+        let mut sink = Sink::open(Target::File(before.join("audit.log")), Arc::default()).unwrap();
+        fs::rename(&before, &after).unwrap();
+        sink.take(vec![Message::Record(b"1\n".to_vec()), Message::Reopen]);
+        assert_eq!(sink.last_error, None);
+        sink.take(vec![Message::Record(b"2\n".to_vec())]);
+        assert_eq!(fs::read_to_string(after.join("audit.log")).unwrap(), "1\n2\n");
     }
 
     #[test]
