@@ -2,7 +2,7 @@
 //! fields.
 //!
 //! A bounded queue passes records to a thread, so that no task waits for the disk. When the queue is full, the record
-//! is dropped and counted; before the next record, the thread writes one with the number of missing records. With
+//! is dropped and counted; before the next record or at the shutdown, the thread writes the number of missing ones. With
 //! `--audit-required`, a certificate is issued only after its record is on disk.
 
 mod sink;
@@ -10,10 +10,7 @@ mod sink;
 use std::{
     io,
     path::PathBuf,
-    sync::{
-        Arc, Mutex, PoisonError,
-        mpsc::{SyncSender, TrySendError, sync_channel},
-    },
+    sync::{Arc, Mutex, PoisonError},
     thread,
     time::{Duration, SystemTime},
 };
@@ -21,9 +18,13 @@ use std::{
 use serde::{Serialize, Serializer};
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::oneshot,
-    time::{sleep, timeout},
+    sync::{
+        mpsc::{Sender, channel},
+        oneshot,
+    },
+    time::timeout,
 };
+use tracing::warn;
 
 use self::sink::{Message, Sink};
 use crate::{
@@ -174,7 +175,7 @@ fn refusal_buckets() -> [Mutex<TokenBucket>; 3] {
 /// Records security events.
 pub(crate) struct AuditLog {
     /// `None` without an audit log.
-    queue: Option<SyncSender<Message>>,
+    queue: Option<Sender<Message>>,
     /// A certificate is issued only after its record is on disk.
     required: bool,
     refusals: [Mutex<TokenBucket>; 3],
@@ -189,8 +190,8 @@ impl AuditLog {
     pub(crate) fn open(target: &Target, required: bool, metrics: Arc<Metrics>) -> io::Result<Self> {
         let refusals = refusal_buckets();
         let sink = Sink::open(target.clone(), Arc::clone(&metrics))?;
-        let (queue, records) = sync_channel(QUEUE_LENGTH);
-        thread::Builder::new().name("audit".to_owned()).spawn(move || sink.run(&records))?;
+        let (queue, records) = channel(QUEUE_LENGTH);
+        thread::Builder::new().name("audit".to_owned()).spawn(move || sink.run(records))?;
         Ok(Self { queue: Some(queue), required, refusals, metrics })
     }
 
@@ -203,9 +204,7 @@ impl AuditLog {
         let mut hangup = signal(SignalKind::hangup())?;
         tokio::spawn(async move {
             while hangup.recv().await.is_some() {
-                while let Err(TrySendError::Full(_)) = queue.try_send(Message::Reopen) {
-                    sleep(Duration::from_millis(100)).await;
-                }
+                let _ = queue.send(Message::Reopen).await;
             }
         });
         Ok(())
@@ -247,19 +246,21 @@ impl AuditLog {
         matches!(timeout(WRITE_TIMEOUT, confirmed).await, Ok(Ok(true)))
     }
 
-    /// Waits until all queued records are written or have failed, at most [`WRITE_TIMEOUT`]. Does not wait if the queue
-    /// is full.
+    /// Waits until all queued records are written or have failed, at most [`WRITE_TIMEOUT`].
     pub(crate) async fn flush(&self) {
         let Some(queue) = &self.queue else { return };
         let (written, flushed) = oneshot::channel();
-        if queue.try_send(Message::Flush(written)).is_ok() {
-            let _ = timeout(WRITE_TIMEOUT, flushed).await;
+        let flush = async { queue.send(Message::Flush(written)).await.is_ok() && flushed.await.is_ok() };
+        if !timeout(WRITE_TIMEOUT, flush).await.unwrap_or(false) {
+            warn!("audit log did not take all records within {WRITE_TIMEOUT:?}; the last ones are lost");
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, future::ready};
+
     use serde_json::{Value, json};
 
     use super::*;
@@ -295,5 +296,31 @@ mod tests {
             "suppressed": 3,
         });
         assert_eq!(read(&event), expected);
+    }
+
+    #[tokio::test]
+    async fn a_flush_waits_for_room_in_the_queue() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("audit.log");
+        let metrics = Arc::<Metrics>::default();
+        let (queue, records) = channel(1);
+        let log = AuditLog {
+            queue: Some(queue),
+            required: false,
+            refusals: refusal_buckets(),
+            metrics: Arc::clone(&metrics),
+        };
+        log.record(AuditEvent::TokensChanged { files: &[] });
+        let mut flush = Box::pin(log.flush());
+        tokio::select! {
+            biased;
+            () = &mut flush => panic!("the record is not written yet"),
+            () = ready(()) => {}
+        }
+        let sink = Sink::open(Target::File(path.clone()), metrics).unwrap();
+        thread::spawn(move || sink.run(records));
+        flush.await;
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains("tokens.changed") && text.lines().count() == 1, "{text}");
     }
 }

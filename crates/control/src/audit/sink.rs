@@ -5,11 +5,11 @@ use std::{
     io::{self, Stdout, Write},
     mem,
     os::unix::fs::OpenOptionsExt as _,
-    sync::{Arc, atomic::Ordering, mpsc::Receiver},
+    sync::{Arc, atomic::Ordering},
 };
 
 use serde::Serialize;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc::Receiver, oneshot};
 use tracing::{error, info};
 
 use super::{Target, line};
@@ -23,7 +23,7 @@ pub(super) enum Message {
     Record(Vec<u8>),
     /// A record whose sender waits until it is on disk.
     Confirmed(Vec<u8>, oneshot::Sender<bool>),
-    /// Reports when all earlier messages are processed.
+    /// Reports drops, and then to the sender that all earlier messages are processed.
     Flush(oneshot::Sender<()>),
     Reopen,
 }
@@ -99,15 +99,14 @@ impl Sink {
     }
 
     /// Writes until all senders are dropped.
-    pub(super) fn run(mut self, records: &Receiver<Message>) {
-        while let Ok(first) = records.recv() {
-            let batch: Vec<Message> =
-                std::iter::once(first).chain(records.try_iter().take(BATCH - 1)).collect();
-            self.take(batch);
+    pub(super) fn run(mut self, mut records: Receiver<Message>) {
+        let mut batch = Vec::with_capacity(BATCH);
+        while records.blocking_recv_many(&mut batch, BATCH) > 0 {
+            self.take(batch.drain(..));
         }
     }
 
-    fn take(&mut self, batch: Vec<Message>) {
+    fn take(&mut self, batch: impl IntoIterator<Item = Message>) {
         let mut written: Vec<Written> = Vec::new();
         for message in batch {
             match message {
@@ -115,6 +114,8 @@ impl Sink {
                 Message::Confirmed(line, confirm) => written.push((self.write(&line), Some(confirm))),
                 Message::Flush(flushed) => {
                     self.finish(mem::take(&mut written));
+                    let reported = self.report_drops();
+                    self.log_result(reported.map_err(|error| error.to_string()));
                     let _ = flushed.send(());
                 }
                 Message::Reopen => {
@@ -221,6 +222,12 @@ mod tests {
         fs::rename(&path, folder.path().join("audit.log.1")).unwrap();
         sink.take(vec![Message::Reopen, Message::Record(b"4\n".to_vec())]);
         assert_eq!(fs::read_to_string(&path).unwrap(), "4\n");
+
+        metrics.audit_dropped.fetch_add(1, Ordering::Relaxed);
+        let (flush, mut flushed) = oneshot::channel();
+        sink.take(vec![Message::Flush(flush)]);
+        assert_eq!(flushed.try_recv(), Ok(()));
+        assert!(fs::read_to_string(&path).unwrap().ends_with("\"records\":1}\n"));
     }
 
     /// A file on a disk that fails.
