@@ -139,7 +139,7 @@ fn value(counter: &AtomicU64) -> f64 {
 }
 
 impl Metrics {
-    /// Records a publication and its duration. That of changed files includes their parsing and validation.
+    /// Records a publication and its duration. That of changed files includes their parsing.
     pub(crate) fn record_publication(&self, duration: Duration) {
         count(&self.publications);
         let micros = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);

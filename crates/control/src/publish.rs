@@ -191,10 +191,12 @@ impl Publisher {
         };
         let has_changed = !applied.is_empty();
         self.record_changes(files_at_start, &applied);
+        let mut took = Duration::ZERO;
         if has_changed {
             self.send_lookup_names();
             self.send_key_fetches();
             self.publish();
+            took = start.elapsed();
             let mut state = self.write();
             let generation = state.generation;
             state.object_generations.publish(generation, &applied);
@@ -211,7 +213,6 @@ impl Publisher {
         };
         drop(publishing);
         if has_changed {
-            let took = start.elapsed();
             self.metrics.record_publication(took);
             info!(views, clients, ?took, "configuration published");
         }
@@ -257,18 +258,7 @@ impl Publisher {
 
     /// Sets the roots of the mesh's own authority and publishes them. Blocks during the compilation.
     pub(crate) fn set_roots(&self, roots: &str) {
-        let _publishing = lock(&self.publishing);
-        let has_changed = {
-            let mut state = self.write();
-            let has_changed = state.world.set_roots(roots);
-            if has_changed {
-                state.mark_changes(&self.settings.cluster_id);
-            }
-            has_changed
-        };
-        if has_changed {
-            self.publish();
-        }
+        self.change_world(|world| world.set_roots(roots));
     }
 
     /// Compiles and sends changes until all scopes and views are up to date.

@@ -59,3 +59,19 @@ fn sent(snapshot: &Snapshot, since: u64) -> BTreeSet<String> {
     };
     Kind::ALL.into_iter().flat_map(of_kind).collect()
 }
+
+#[test]
+fn new_roots_count_as_a_publication() {
+    let publisher = publisher(Compiler::default(), LIMITS);
+    // Only with roots that are bound to trust domains do resources have the mesh's own.
+    let authority = skysail_identity::Authority::ephemeral().unwrap();
+    let mesh = format!("caCertificates: [{{pem: {:?}, trustDomains: [other]}}]", authority.roots_pem());
+    let text = format!(
+        "{{apiVersion: v1, kind: ConfigMap, metadata: {{name: istio, namespace: istio-system}}, data: {{mesh: {mesh:?}}}}}"
+    );
+    scopes::put(&publisher, "mesh", &text);
+    for (roots, publications) in [("one", 2), ("one", 2), ("other", 3)] {
+        publisher.set_roots(roots);
+        assert_eq!(publisher.metrics.publications.load(Relaxed), publications);
+    }
+}
