@@ -1,8 +1,8 @@
 //! DNS servers to query: those of `--dns-server`, else those of `/etc/resolv.conf`, which is read once at start.
 
 use std::{
-    fs,
-    net::SocketAddr,
+    fs, io,
+    net::{IpAddr, SocketAddr, SocketAddrV6},
     path::Path,
     sync::{
         Arc,
@@ -72,9 +72,7 @@ impl Servers {
             let mut words = line.split_whitespace();
             match words.next() {
                 Some("nameserver") => {
-                    // Drops the zone of an address (`fe80::1%eth0`), which the standard library does not parse.
-                    let address = words.next().and_then(|word| word.split('%').next()?.parse().ok());
-                    servers.addresses.extend(address.map(|ip| SocketAddr::new(ip, PORT)));
+                    servers.addresses.extend(words.next().and_then(parse_nameserver));
                 }
                 Some("options") => words.for_each(|word| servers.set_option(word)),
                 _ => {}
@@ -97,6 +95,36 @@ impl Servers {
     }
 }
 
+/// Parses the address of a `nameserver` line. Logs the unknown zone of a link-local address (`fe80::1%eth0`; RFC 4007,
+/// section 11), without which it cannot be reached.
+fn parse_nameserver(word: &str) -> Option<SocketAddr> {
+    let (address, zone) = word.split_once('%').map_or((word, None), |(address, zone)| (address, Some(zone)));
+    let (ip, zone) = match (address.parse().ok()?, zone) {
+        (IpAddr::V6(ip), Some(zone)) if ip.is_unicast_link_local() => (ip, zone),
+        (ip, _) => return Some(SocketAddr::new(ip, PORT)),
+    };
+    match interface_index(zone) {
+        Ok(index) => Some(SocketAddrV6::new(ip, PORT, 0, index).into()),
+        Err(error) => {
+            warn!(nameserver = word, %error, "{RESOLV_CONF}: the network interface is unknown; the server is not used");
+            None
+        }
+    }
+}
+
+/// Returns the index of a network interface by its name or index.
+fn interface_index(zone: &str) -> io::Result<u32> {
+    if let Ok(index) = zone.parse() {
+        return Ok(index);
+    }
+    if zone.contains('/') || matches!(zone, "" | "." | "..") {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // The seccomp filter forbids the system call of `if_nametoindex`.
+    let text = fs::read_to_string(format!("/sys/class/net/{zone}/ifindex"))?;
+    text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
 /// Parses the address of a server, with or without a port.
 pub(crate) fn parse_server(text: &str) -> Result<SocketAddr, String> {
     let without_port = || text.parse().map(|ip| SocketAddr::new(ip, PORT));
@@ -111,12 +139,31 @@ mod tests {
 
     #[test]
     fn resolv_conf_is_parsed() {
-        let text = "# comment\nsearch a.example\nnameserver 10.0.0.2\nnameserver fe80::1%eth0\noptions ndots:5 timeout:1 attempts:9\n";
+        let text = "# comment\nsearch a.example\nnameserver 10.0.0.2\nnameserver fd00::1%none\noptions ndots:5 timeout:1 attempts:9\n";
         let servers = Servers::parse(text);
-        let expected = [parse_server("10.0.0.2").unwrap(), parse_server("[fe80::1]:53").unwrap()];
+        let expected = [parse_server("10.0.0.2").unwrap(), parse_server("[fd00::1]:53").unwrap()];
         assert_eq!(servers.addresses, expected);
         assert_eq!((servers.timeout, servers.attempts), (Duration::from_secs(1), 5));
         assert_eq!(Servers::parse("").addresses, [parse_server("127.0.0.1").unwrap()]);
+    }
+
+    #[test]
+    fn a_link_local_address_is_reached_through_its_interface() {
+        let index: u32 = fs::read_to_string("/sys/class/net/lo/ifindex").unwrap().trim().parse().unwrap();
+        for (word, expected) in [
+            ("fe80::1%lo", Some(index)),
+            ("fe80::1%7", Some(7)),
+            ("fe80::1", Some(0)),
+            ("fe80::1%none", None),
+            ("fe80::1%", None),
+            ("fe80::1%../net/lo", None),
+        ] {
+            let scope = parse_nameserver(word).map(|address| match address {
+                SocketAddr::V6(address) => address.scope_id(),
+                SocketAddr::V4(_) => panic!("{word}"),
+            });
+            assert_eq!(scope, expected, "{word}");
+        }
     }
 
     #[test]
