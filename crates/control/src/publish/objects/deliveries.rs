@@ -308,9 +308,9 @@ impl<'a> Fleet<'a> {
             }
             ReachedResources::All => {
                 let Snapshot { own, local, shared } = view.snapshot;
-                for layer in [own, local, shared] {
-                    layer.generations(kind).for_each(|(name, changed)| _ = add(name, changed));
-                }
+                let visible = shared.generations(kind).filter(|(name, _)| !local.hides(kind, name));
+                let all = own.generations(kind).chain(local.generations(kind)).chain(visible);
+                all.for_each(|(name, changed)| _ = add(name, changed));
             }
         }
         worst

@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 
 use serde_json::json;
 use skysail_model::compile_own;
+use skysail_xds::server::Event;
 
 use super::{
     super::round::BATCH,
@@ -13,6 +14,9 @@ use super::{
 
 /// A policy that affects the listeners of every workload.
 const POLICY: &str = "{apiVersion: security.istio.io/v1, kind: AuthorizationPolicy, metadata: {name: p, namespace: istio-system}, spec: {rules: [{from: [{source: {namespaces: [x]}}]}]}}";
+
+/// An object that affects all resources.
+const MESH: &str = "{apiVersion: v1, kind: ConfigMap, metadata: {name: istio, namespace: istio-system}, data: {mesh: 'accessLogFile: /dev/stdout'}}";
 
 /// Returns a proxy without a known pod, with its own view.
 fn declared(namespace: &str, number: usize) -> NewClient {
@@ -90,4 +94,28 @@ fn many_views_of_one_identity_do_not_delay_those_of_others() {
         let expected = bodies(&snapshot(&connect(&fresh, declared("y", number)).unwrap()));
         assert_eq!(differences(&bodies(&snapshot(one)), &expected), [""; 0], "view {number}");
     }
+}
+
+#[test]
+fn the_status_of_an_object_omits_resources_that_are_hidden_from_its_proxies() {
+    let publisher = Arc::new(publisher(Compiler::default(), LIMITS));
+    let rule = |namespace: &str, spec: &str| {
+        format!(
+            "{{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {{name: r, namespace: {namespace}}}, spec: {{host: b.y.svc.cluster.local, {spec}}}}}"
+        )
+    };
+    put(&publisher, "b", &service("b").replace("namespace: x", "namespace: y"));
+    put(&publisher, "shared", &rule("y", "subsets: [{name: v1, labels: {version: v1}}]"));
+    put(&publisher, "local", &rule("x", "trafficPolicy: {loadBalancer: {simple: RANDOM}}"));
+    put(&publisher, "mesh", MESH);
+    let one = connect(&publisher, declared("x", 0)).unwrap();
+    let (snapshot, kind) = (snapshot(&one), Kind::Cluster);
+    assert!(snapshot.local.hides(kind, "outbound|80|v1|b.y.svc.cluster.local"));
+    one.1.report(Event::Subscribed { kind, all: true, names: &Arc::default() });
+    let status = publisher.object("ConfigMap", "istio-system", "istio").unwrap();
+    let status = serde_json::to_value(&status).unwrap();
+    let listed = status["resources"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap());
+    let listed: BTreeSet<&str> = listed.collect();
+    assert_eq!(listed, snapshot.iter(kind).map(|one| &*one.name).collect::<BTreeSet<_>>());
+    assert!(listed.contains("outbound|80||b.y.svc.cluster.local"), "{listed:?}");
 }
