@@ -42,6 +42,7 @@ struct FileVolume {
     folder: PathBuf,
     /// Files that were last written; tokens by their audience only.
     written: Option<BTreeMap<PathBuf, VolumeFile>>,
+    /// Number of the folder to which `..data` leads; 0 without one.
     version: u64,
 }
 
@@ -110,9 +111,7 @@ impl FileVolume {
         if self.written.as_ref() == Some(files) && !has_token {
             return Ok(());
         }
-        let before = format!("..{}", self.version);
-        self.version += 1;
-        let version = format!("..{}", self.version);
+        let version = format!("..{}", self.version + 1);
         let new = self.folder.join(&version);
         // A failed update may have left it.
         let _ = fs::remove_dir_all(&new);
@@ -135,8 +134,9 @@ impl FileVolume {
         let _ = fs::remove_file(&link);
         symlink(&version, &link)?;
         fs::rename(&link, self.folder.join("..data"))?;
+        let _ = fs::remove_dir_all(self.folder.join(format!("..{}", self.version)));
+        self.version += 1;
         self.lead(files)?;
-        let _ = fs::remove_dir_all(self.folder.join(before));
         self.written = Some(files.clone());
         Ok(())
     }
@@ -213,5 +213,26 @@ mod tests {
             let text = fs::read_to_string(folder.path().join("token")).unwrap();
             assert_eq!(text, format!("{round} for someone"));
         }
+    }
+
+    #[test]
+    fn only_the_last_version_remains_after_failed_writes() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut store = store(folder.path());
+        let token = (0o600, FileContent::Token("someone".to_owned()));
+        let contents = Contents::from([("v".to_owned(), Ok([(PathBuf::from("token"), token)].into()))]);
+        for fails in [true, false, true, true, false, true] {
+            let token = |_: &str| if fails { Err(io::Error::other("no token")) } else { Ok(String::new()) };
+            // A volume that has files keeps them.
+            let _ = store.write(&contents, token);
+        }
+        store.write(&contents, |_| Ok("last".to_owned())).unwrap();
+        assert_eq!(fs::read_to_string(folder.path().join("token")).unwrap(), "last");
+        let entries = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut entries: Vec<_> = entries.map(|name| name.into_string().unwrap()).collect();
+        entries.sort_unstable();
+        let live =
+            fs::read_link(folder.path().join("..data")).unwrap().into_os_string().into_string().unwrap();
+        assert_eq!(entries, [live.as_str(), "..data", "token"]);
     }
 }
