@@ -161,10 +161,13 @@ fn failures_are_reported_once(mesh: &Mesh) {
     for _ in 0..2 {
         assert_fails(mesh, "bare", "http://198.51.100.3:81/", "reset");
         assert_fails(mesh, "front", "http://missing.example/", "not known");
+        assert_fails(mesh, "front", "http://absent.example/", "not known");
     }
-    for line in
-        ["Pod default/bare: 198.51.100.3:81: ", "the name missing.example has no answer: it does not exist"]
-    {
+    for line in [
+        "Pod default/bare: 198.51.100.3:81: ",
+        "the name missing.example has no answer: it does not exist",
+        "the name absent.example has no answer: it does not exist",
+    ] {
         mesh.wait_for_output(line);
         assert_eq!(mesh.output().matches(line).count(), 1, "{}", mesh.output());
     }

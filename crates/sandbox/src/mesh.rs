@@ -25,6 +25,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
+use outside::Reported;
 use replicas::{Removal, Replica, Stage};
 
 use crate::{
@@ -97,10 +98,10 @@ struct Mesh {
     removal_under_way: bool,
     published: BTreeMap<&'static str, String>,
     noted: BTreeSet<String>,
-    /// Workloads and ServiceEntries whose failed lookups were reported.
-    reported_lookups: BTreeSet<String>,
-    /// Reports of failed connections to addresses outside the mesh.
-    reported_connections: BTreeSet<String>,
+    /// Lookups without an answer, by workload or ServiceEntry and name.
+    reported_lookups: Reported,
+    /// Failed connections to addresses outside the mesh.
+    reported_connections: Reported,
     /// Reasons why workloads have fewer pods than their replicas.
     refused: Vec<String>,
     control_process: Option<u32>,
@@ -160,8 +161,8 @@ pub async fn start(settings: Settings) -> Result<MeshHandle, Error> {
         removal_under_way: false,
         published: BTreeMap::new(),
         noted: BTreeSet::new(),
-        reported_lookups: BTreeSet::new(),
-        reported_connections: BTreeSet::new(),
+        reported_lookups: Reported::new("names without an answer"),
+        reported_connections: Reported::new("failed connections to addresses outside the mesh"),
         refused: Vec::new(),
         control_process: None,
         event_sender,
