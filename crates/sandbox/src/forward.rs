@@ -16,7 +16,7 @@ use std::{
 
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::{
-    io::{AsyncWriteExt as _, copy},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
     sync::Semaphore,
     time::{sleep, timeout},
@@ -29,6 +29,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// TCP keep-alive: idle time and probe interval, in seconds; the kernel sends 9 probes. A pod may end without closing
 /// its connections.
 const KEEP_ALIVE: (u32, u32) = (60, 10);
+/// Size of the buffer for each direction of a connection, in bytes.
+const BUFFER: usize = 16 << 10;
 /// Pause after a failed accept, which usually has a lasting cause such as too many open files.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -45,7 +47,7 @@ pub enum Failure {
     Refused(String),
     /// No target accepted the connection; the error of the last target.
     Connect(String),
-    /// The connection to the target ended without an answer, and the client had sent data and not closed its side.
+    /// The target ended the connection without an answer, and the client had sent data and not closed its side.
     NoAnswer,
 }
 
@@ -152,6 +154,28 @@ async fn connect(targets: &[SocketAddr]) -> Result<TcpStream, Failure> {
     Err(failed)
 }
 
+/// Side of a connection that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Client,
+    Server,
+}
+
+/// Copies until the end of `from`. Fails with the side that failed.
+async fn copy(
+    (from, from_side): (&mut (impl AsyncRead + Unpin), Side),
+    (to, to_side): (&mut (impl AsyncWrite + Unpin), Side),
+) -> Result<(), Side> {
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        let length = from.read(&mut buffer).await.map_err(|_| from_side)?;
+        let Some(data) = buffer.get(..length).filter(|data| !data.is_empty()) else {
+            return Ok(());
+        };
+        to.write_all(data).await.map_err(|_| to_side)?;
+    }
+}
+
 /// Copies in both directions until both have ended. An error, such as a reset, ends both.
 async fn join(client: &mut TcpStream, server: &mut TcpStream) -> Result<(), Failure> {
     for stream in [&*client, &*server] {
@@ -167,24 +191,25 @@ async fn join(client: &mut TcpStream, server: &mut TcpStream) -> Result<(), Fail
     // closed first.
     let [client_sent, answered, closed] = [(); 3].map(|()| AtomicBool::new(false));
     let there = async {
-        client_sent.store(from_client.peek(&mut [0]).await? > 0, Ordering::Relaxed);
-        copy(&mut from_client, &mut to_server).await?;
+        let length = from_client.peek(&mut [0]).await.map_err(|_| Side::Client)?;
+        client_sent.store(length > 0, Ordering::Relaxed);
+        copy((&mut from_client, Side::Client), (&mut to_server, Side::Server)).await?;
         client_sent.store(false, Ordering::Relaxed);
-        to_server.shutdown().await
+        to_server.shutdown().await.map_err(|_| Side::Server)
     };
     let back = async {
-        if from_server.peek(&mut [0]).await? > 0 {
+        if from_server.peek(&mut [0]).await.map_err(|_| Side::Server)? > 0 {
             answered.store(true, Ordering::Relaxed);
         } else {
             closed.store(client_sent.load(Ordering::Relaxed), Ordering::Relaxed);
         }
-        copy(&mut from_server, &mut to_client).await?;
-        to_client.shutdown().await
+        copy((&mut from_server, Side::Server), (&mut to_client, Side::Client)).await?;
+        to_client.shutdown().await.map_err(|_| Side::Client)
     };
     let done = tokio::try_join!(there, back);
     let [client_sent, answered, closed] = [client_sent, answered, closed].map(AtomicBool::into_inner);
-    let result =
-        if closed || done.is_err() && client_sent && !answered { Err(Failure::NoAnswer) } else { Ok(()) };
+    let was_reset = done == Err(Side::Server) && client_sent && !answered;
+    let result = if closed || was_reset { Err(Failure::NoAnswer) } else { Ok(()) };
     if done.is_err() {
         // After a regular close, the peer could take a truncated body for a complete one.
         reset(client);
@@ -282,6 +307,30 @@ mod tests {
             assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
         }
         // The second connection is the first one that failed.
+        assert_eq!(failures.recv().await, Some(Failure::NoAnswer));
+        assert!(failures.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn a_reset_is_reported_only_if_the_server_sent_it() {
+        let server = TcpListener::from_std(any()).unwrap();
+        let (tell, mut failures) = mpsc::unbounded_channel();
+        let listener = any();
+        let (address, target) = (listener.local_addr().unwrap(), server.local_addr().unwrap());
+        let failed = move |_, failure| tell.send(failure).unwrap();
+        // A connection is accepted only after the one before it has been reported.
+        tokio::spawn(serve_each(listener, 1, move |_| Ok(vec![target]), failed));
+        for client_resets in [true, false] {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(b"question").await.unwrap();
+            let (mut served, _) = server.accept().await.unwrap();
+            served.read_exact(&mut [0; 8]).await.unwrap();
+            let (from, mut to) = if client_resets { (client, served) } else { (served, client) };
+            reset(&from);
+            drop(from);
+            assert_eq!(to.read(&mut [0]).await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+        }
+        assert_eq!(failures.recv().await, Some(Failure::Full(1)));
         assert_eq!(failures.recv().await, Some(Failure::NoAnswer));
         assert!(failures.try_recv().is_err());
     }
