@@ -92,7 +92,7 @@ fn beside_control(verb: &str, options: &CaOptions) -> anyhow::Result<u8> {
         view::Output::Json => "json",
         view::Output::Text => "text",
     };
-    let control = enter::control().to_string();
+    let control = enter::control_address().to_string();
     let words = ["ca", verb, "--control", &control, "--output", output];
     let command: Vec<_> = std::iter::once(exe.into()).chain(words.map(OsString::from)).collect();
     Ok(enter::run(&mesh, enter::EnterTarget::Control, None, &command)?)

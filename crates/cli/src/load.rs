@@ -168,7 +168,7 @@ impl Sender {
             }
             Ok(())
         };
-        let status = connection.get(&self.request, &mut on).await?;
+        let status = connection.send(&self.request, &mut on).await?;
         Ok((Response { status, value }, connection))
     }
 

@@ -99,7 +99,7 @@ pub(crate) fn serve(
         EnterTarget::Pod(pod) => {
             pod.address.parse().with_context(|| format!("the address of pod {}", pod.name))?
         }
-        EnterTarget::Control => enter::control().ip(),
+        EnterTarget::Control => enter::control_address().ip(),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

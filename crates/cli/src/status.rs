@@ -172,7 +172,7 @@ fn beside_control(args: &StatusArgs, object: &ObjectName) -> anyhow::Result<u8> 
         view::Output::Json => "json",
         view::Output::Text => "text",
     };
-    let control = enter::control().to_string();
+    let control = enter::control_address().to_string();
     let (object, timeout) = (format!("{}/{}", object.kind, object.name), args.timeout.to_string());
     let mut words = vec!["status", &object, "-n", &args.namespace, "--control", &control, "--output", output];
     if args.wait {

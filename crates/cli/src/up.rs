@@ -187,13 +187,13 @@ pub(crate) fn outside(args: UpArgs) -> anyhow::Result<u8> {
     let input = Input::read(args.config.clone())?;
     let name = args.name.clone().unwrap_or_else(|| input.mesh_name());
     let survey = Survey::read(&input.paths, input.text.as_deref())?;
-    args.envoys.iter().try_for_each(|(workload, _)| survey.has_sidecar(workload))?;
-    args.images.iter().try_for_each(|(image, _)| survey.has_image(image))?;
+    args.envoys.iter().try_for_each(|(workload, _)| survey.check_envoy(workload))?;
+    args.images.iter().try_for_each(|(image, _)| survey.check_image(image))?;
     if let Some(checked) = &survey.checked {
         return check::report(&name, checked, args.output);
     }
     let capacity = Capacity::of_machine(args.max_pods.map(usize::from), args.plain);
-    survey.fits(&capacity)?;
+    survey.check_capacity(&capacity)?;
     let published = publish::open(&args.publish, &survey)?;
     isolate::block_signals()?;
     let (folder, _lock) = rundir::create(&name)?;

@@ -73,7 +73,7 @@ pub fn enter_network(mesh: &State, target: EnterTarget<'_>) -> Result<(), Error>
 }
 
 /// Returns the address of the control plane's admin pages inside a mesh.
-pub fn control() -> SocketAddr {
+pub fn control_address() -> SocketAddr {
     SocketAddr::from((BRIDGE, CONTROL_ADMIN_PORT))
 }
 

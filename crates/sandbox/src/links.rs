@@ -42,7 +42,7 @@ pub(crate) fn bridge(socket: &mut Socket, address: Ipv4Addr, prefix: u8) -> io::
 }
 
 /// Creates a veth pair: one end, `name`, at the bridge in this socket's namespace, the other as `eth0` in the pod's.
-pub(crate) fn cable(
+pub(crate) fn veth_pair(
     socket: &mut Socket,
     bridge: u32,
     name: &str,

@@ -181,7 +181,7 @@ fn run(
     let (net, mnt) = (namespace("net").context(open)?, namespace("mnt").context(open)?);
     let uts = namespace("uts").context(open)?;
 
-    links::cable(&mut outside, pod.bridge, &pod.link, net.as_fd(), pod.address)
+    links::veth_pair(&mut outside, pod.bridge, &pod.link, net.as_fd(), pod.address)
         .map_err(|source| missing("virtual links (veth)", "veth", source))?;
     drop(outside);
     let mut inside = Socket::route().context("opening a netlink socket")?;

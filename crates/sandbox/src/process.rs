@@ -66,7 +66,7 @@ pub(crate) struct ProcessExit {
     pub(crate) how: String,
     /// Exit code; `None` if a signal ended the process.
     pub(crate) code: Option<i32>,
-    /// Number of ends in a row without a run longer than [`SETTLED`] between them. Exit code 0 counts too.
+    /// Number of ends in a row without a run longer than [`STABLE_RUNTIME`] between them. Exit code 0 counts too.
     pub(crate) crashes: u32,
     /// Pause before the next start; `None` if the program is not restarted.
     pub(crate) again: Option<Duration>,
@@ -117,7 +117,7 @@ const INHERITED: [&str; 7] = ["PATH", "HOME", "TERM", "LANG", "TMPDIR", "SKYSAIL
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const MAX_PAUSE: Duration = Duration::from_secs(10);
 /// Runtime after which [`ProcessExit::crashes`] and the pause are reset.
-const SETTLED: Duration = Duration::from_secs(10);
+const STABLE_RUNTIME: Duration = Duration::from_secs(10);
 /// Number of bytes at the end of a log that are searched for its last line.
 const TAIL: u64 = 8 << 10;
 
@@ -170,7 +170,7 @@ pub(crate) async fn supervise(
             Err(error) => (format!("cannot start {}: {error}", program.command.join(" ")), None),
         };
         let (how, code) = ended;
-        if started.elapsed() > SETTLED {
+        if started.elapsed() > STABLE_RUNTIME {
             (pause, crashes) = (FIRST_PAUSE, 0);
         }
         let has_succeeded = code == Some(0);

@@ -123,7 +123,7 @@ const FAST_PERIOD: Duration = Duration::from_millis(100);
 /// Reason before the first probe.
 pub(crate) const STARTING: &str = "starting";
 /// Runtime after which a program that has crashed counts as running again.
-const SETTLED: Duration = Duration::from_secs(1);
+const RUNTIME_AFTER_CRASH: Duration = Duration::from_secs(1);
 
 /// Status of a program.
 #[derive(Clone, Debug)]
@@ -291,7 +291,7 @@ async fn probe(
     let ready = async {
         if let Some(reason) = crashed {
             statuses.set_ready(one.program, Err(reason));
-            sleep_until(since + SETTLED).await;
+            sleep_until(since + RUNTIME_AFTER_CRASH).await;
         } else {
             statuses.set_ready(one.program, Err(STARTING.to_owned()));
         }

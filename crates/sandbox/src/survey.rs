@@ -90,7 +90,7 @@ impl Survey {
     ///
     /// # Errors
     /// When it cannot.
-    pub fn fits(&self, capacity: &Capacity) -> Result<(), Error> {
+    pub fn check_capacity(&self, capacity: &Capacity) -> Result<(), Error> {
         if self.pods <= capacity.pods {
             return Ok(());
         }
@@ -104,7 +104,7 @@ impl Survey {
     ///
     /// # Errors
     /// When there is no such workload, or it has no sidecar.
-    pub fn has_sidecar(&self, workload: &str) -> Result<(), Error> {
+    pub fn check_envoy(&self, workload: &str) -> Result<(), Error> {
         match self.workloads.get(workload) {
             Some(true) => Ok(()),
             Some(false) => Err(Error::Refused(format!(
@@ -122,7 +122,7 @@ impl Survey {
     ///
     /// # Errors
     /// When no container has it.
-    pub fn has_image(&self, image: &str) -> Result<(), Error> {
+    pub fn check_image(&self, image: &str) -> Result<(), Error> {
         if self.images.iter().any(|used| used == image || repository(used) == image) {
             return Ok(());
         }
@@ -180,19 +180,19 @@ mod tests {
     #[test]
     fn names_on_the_command_line_must_exist() {
         let survey = survey(DEPLOYMENT).unwrap();
-        survey.has_sidecar("shop/web").unwrap();
-        survey.has_image("acme/shop").unwrap();
-        survey.has_image("acme/shop:2").unwrap();
-        let error = survey.has_sidecar("shop/wbe").unwrap_err().to_string();
+        survey.check_envoy("shop/web").unwrap();
+        survey.check_image("acme/shop").unwrap();
+        survey.check_image("acme/shop:2").unwrap();
+        let error = survey.check_envoy("shop/wbe").unwrap_err().to_string();
         assert_eq!(error, "--envoy shop/wbe: no such workload; the workloads are shop/web");
-        let error = survey.has_image("acme/shop:1").unwrap_err().to_string();
+        let error = survey.check_image("acme/shop:1").unwrap_err().to_string();
         assert_eq!(error, "--image acme/shop:1: no container has this image; the images are acme/shop:2");
     }
 
     #[test]
     fn more_pods_than_the_limit_are_refused_with_the_reason() {
         let survey = survey(&DEPLOYMENT.replace("replicas: 1", "replicas: 2000")).unwrap();
-        let error = survey.fits(&Capacity::of_machine(Some(500), false)).unwrap_err().to_string();
+        let error = survey.check_capacity(&Capacity::of_machine(Some(500), false)).unwrap_err().to_string();
         let expected = "the configuration has 2000 pods (most: Deployment shop/web with 2000), and the limit is \
                         500 pods (--max-pods); lower `replicas` or raise --max-pods";
         assert_eq!(error, expected);
@@ -202,7 +202,7 @@ mod tests {
     fn a_workload_without_a_sidecar_takes_no_envoy() {
         let text =
             DEPLOYMENT.replace("labels: {app: web}", "labels: {app: web, sidecar.istio.io/inject: 'false'}");
-        let error = survey(&text).unwrap().has_sidecar("shop/web").unwrap_err().to_string();
+        let error = survey(&text).unwrap().check_envoy("shop/web").unwrap_err().to_string();
         assert!(error.contains("no sidecar"), "{error}");
     }
 

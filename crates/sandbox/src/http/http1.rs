@@ -50,11 +50,11 @@ impl Connection {
     }
 
     /// Sends a request without a body, passes each step of the response to `on` and returns the status. `head` is the
-    /// text of the request. There is no time limit.
+    /// text of the request; its method is not HEAD. There is no time limit.
     ///
     /// # Errors
     /// When no complete response arrives, or when `on` fails. The connection is unusable after an error.
-    pub async fn get(
+    pub async fn send(
         &mut self,
         head: &str,
         on: &mut impl FnMut(Event<'_>) -> io::Result<()>,
@@ -326,7 +326,7 @@ mod tests {
         });
         let mut connection = Connection::connect(&address).await.unwrap();
         for (status, is_open) in [(200, true), (204, true), (503, false)] {
-            let got = connection.get("GET / HTTP/1.1\r\nhost: a\r\n\r\n", &mut |_| Ok(())).await.unwrap();
+            let got = connection.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n", &mut |_| Ok(())).await.unwrap();
             assert_eq!((got, connection.is_open()), (status, is_open));
         }
         server.await.unwrap();
