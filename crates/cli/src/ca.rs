@@ -126,7 +126,7 @@ impl CaStatus {
             text += &format!(", {} from now", view::time(until.saturating_sub(now)));
         }
         if let Some(problem) = &self.problem {
-            text += &format!("\nnot in force: {problem}");
+            text += &format!("\nnot in effect: {problem}");
         }
         let row = |root: &Root| {
             let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();

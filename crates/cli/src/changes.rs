@@ -1,4 +1,4 @@
-//! Configuration changes in force, from the control plane's admin page. A line confirms each edit that took effect.
+//! Configuration changes in effect, from the control plane's admin page. A line confirms each edit that took effect.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -52,7 +52,7 @@ impl Changes {
             })
             .collect();
         if missed > 0 {
-            lines.insert(0, format!("{missed} earlier changes of the configuration are in force"));
+            lines.insert(0, format!("{missed} earlier changes of the configuration are in effect"));
         }
         lines
     }
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(changes.lines(page(1, 1)), ["applied    VirtualService shop/1 (a.yaml): requests to a"]);
         assert_eq!(changes.lines(page(1, 1)), Vec::<String>::new());
         let lines = changes.lines(page(4, 4));
-        assert_eq!(lines[0], "2 earlier changes of the configuration are in force");
+        assert_eq!(lines[0], "2 earlier changes of the configuration are in effect");
         assert_eq!(lines.len(), 2);
         assert_eq!(changes.lines(page(1, 1)).len(), 1);
     }

@@ -17,10 +17,10 @@ const RESERVE: u64 = 256;
 /// Limit of open files below which a warning is logged.
 const LOW_LIMIT: u64 = 8_192;
 
-/// Limit in force, set by [`raise`].
+/// Limit in effect, set by [`raise`].
 static LIMIT: OnceLock<u64> = OnceLock::new();
 
-/// Raises the process's limit of open files as far as permitted and returns the limit in force.
+/// Raises the process's limit of open files as far as permitted and returns the limit in effect.
 pub fn raise() -> u64 {
     *LIMIT.get_or_init(|| {
         let (soft, hard) = match getrlimit(Resource::RLIMIT_NOFILE) {

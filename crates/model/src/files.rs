@@ -1,4 +1,4 @@
-//! A set of files as one configuration. Decides which definition of an object takes effect, and what stays in force
+//! A set of files as one configuration. Decides which definition of an object takes effect, and what stays in effect
 //! when a file is broken.
 //!
 //! Files are in layers. An object of a higher layer replaces that of a lower one. Within a layer the last file by name
@@ -7,7 +7,7 @@
 //! One layer may hold generated objects. They replace those of the user without a report, and messages about them name
 //! the user's object.
 //!
-//! If a new version of an object is refused, or a document cannot be read at all, the last good version stays in force.
+//! If a new version of an object is refused, or a document cannot be read at all, the last good one stays in effect.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

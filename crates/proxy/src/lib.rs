@@ -11,7 +11,7 @@ pub(crate) mod app;
 
 pub(crate) mod admin;
 
-// Configuration and certificates in force.
+// Configuration and certificates in effect.
 pub(crate) mod discovery;
 
 // Decisions about one request, with reasons, from resources given as bytes.

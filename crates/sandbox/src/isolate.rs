@@ -201,8 +201,8 @@ pub(crate) fn set_up(egress: bool) -> Result<(u32, Option<UnixStream>), Error> {
     let _ = fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0");
     // `ip_forward`: a router without a route reports a destination as unreachable, so connections to addresses outside
     // the mesh fail at once. `icmp_ratelimit`: after the first few reports, two limits of the kernel each allow a pod
-    // one report per second. The setting disables one of them. With both in force, a connection often fails only at its
-    // third retransmission, after 7 s. If /proc is read-only, connections fail after their timeouts.
+    // one report per second. The setting disables one of them. With both, a connection often fails only at its third
+    // retransmission, after 7 s. If /proc is read-only, connections fail after their timeouts.
     for (setting, value) in [("ip_forward", "1"), ("icmp_ratelimit", "0")] {
         if let Err(error) = fs::write(format!("/proc/sys/net/ipv4/{setting}"), value) {
             tracing::debug!(%error, setting, "connections to addresses outside the mesh fail only after their timeouts");

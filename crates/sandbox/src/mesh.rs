@@ -90,8 +90,8 @@ struct Mesh {
     /// Number of pods created so far. It numbers links and addresses.
     created: u32,
     virtual_ports: Vec<VirtualPort>,
-    /// Marker of packet rules that are not in force yet. Each command to replace rules holds a clone, which
-    /// is dropped when the rules are in force.
+    /// Marker of packet rules that are not in effect yet. Each command to replace rules holds a clone, which
+    /// is dropped when the rules are in effect.
     rules_in_flight: Arc<()>,
     /// Sends a removal to the mesh's task when its pods may stop. At most one removal is in progress.
     removal_sender: mpsc::UnboundedSender<Removal>,

@@ -10,9 +10,9 @@
 //!
 //! A file is read again only if its metadata differ, or are too recent to prove that the file is unchanged.
 //!
-//! A folder that cannot be read is reported by name. The files last read in it stay in force until it can be
+//! A folder that cannot be read is reported by name. The files last read in it stay in effect until it can be
 //! read again. Removing a subfolder removes its files, but if a path that was given to [`Folders::new`] is
-//! missing, its files stay in force. All other folders are still watched. Symbolic links to folders are followed, and
+//! missing, its files stay in effect. All other folders are still watched. Symbolic links to folders are followed, and
 //! each folder is read once, so cycles do no harm.
 
 use std::{
@@ -66,7 +66,7 @@ pub enum FileState {
     /// The file has this text.
     Text(String),
     /// The file or folder cannot be read, or a path that was given to [`Folders::new`] is missing. The content that was
-    /// last read stays in force.
+    /// last read stays in effect.
     Unreadable(String),
     /// The file was removed.
     Deleted,

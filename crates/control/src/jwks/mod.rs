@@ -279,7 +279,7 @@ impl Run {
                 // An error is logged once while it repeats.
                 if entry.error.as_ref() != Some(&error) {
                     let effect = match entry.keys {
-                        Some(_) => "its last key set stays in force",
+                        Some(_) => "its last key set stays in effect",
                         None => "its tokens are refused until a fetch succeeds",
                     };
                     warn!(%source, policy = used_by(), %error, "key set cannot be fetched; {effect}");

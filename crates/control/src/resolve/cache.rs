@@ -1,6 +1,6 @@
 //! The DNS cache: the names of the mesh's endpoints, their addresses, and the state of their lookups.
 //!
-//! While a lookup fails, the last addresses of its name stay in force without a time limit, as in Envoy. An outdated
+//! While a lookup fails, the last addresses of its name stay in effect without a time limit, as in Envoy. An outdated
 //! address is better than none. An answer without addresses removes them. The state file keeps the last addresses over
 //! restarts.
 
@@ -207,7 +207,7 @@ impl CacheEntry {
         let used_by = self.used_by.join(", ");
         match condition {
             Condition::Stale => {
-                warn!(name, error, used_by, "DNS lookup failed; the last addresses stay in force");
+                warn!(name, error, used_by, "DNS lookup failed; the last addresses stay in effect");
             }
             Condition::Failed => {
                 warn!(name, error, used_by, "DNS lookup failed; the endpoints of this name are missing");

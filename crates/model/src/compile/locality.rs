@@ -47,7 +47,7 @@ pub(super) struct LocalityGroup<'a> {
     pub(super) members: Vec<Cow<'a, Endpoint>>,
 }
 
-/// Setting in force.
+/// Setting in effect.
 #[derive(Clone, Copy)]
 enum LocalitySetting<'a> {
     Locality(&'a LocalityLb),

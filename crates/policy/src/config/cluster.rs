@@ -28,7 +28,7 @@ pub struct Cluster {
     pub name: Arc<str>,
     /// Source of the endpoints.
     pub discovery: Discovery,
-    /// Endpoints in force. They are replaced when they change; the cluster stays.
+    /// Endpoints in effect. They are replaced when they change; the cluster stays.
     pub endpoints: Arc<Published<Endpoints>>,
     /// Load balancing policy.
     pub balancer: Balancer,
@@ -145,7 +145,7 @@ impl Cluster {
         Some(before.get(&address).cloned().unwrap_or_else(|| Arc::new(EndpointState::new(Instant::now()))))
     }
 
-    /// Returns the state of all endpoints in force, by address.
+    /// Returns the state of all endpoints in effect, by address.
     pub fn endpoint_states(&self) -> Map<SocketAddr, Arc<EndpointState>> {
         let endpoints = self.endpoints.load();
         endpoints.iter().filter_map(|endpoint| Some((endpoint.address, endpoint.state.clone()?))).collect()

@@ -2,7 +2,7 @@
 //!
 //! The types contain no protos, and nothing is parsed per request: matchers are compiled, and header formats are split
 //! into parts. The proxy's `translate` builds these types; the workers read them.
-//! State that changes while a configuration is in force is in [`state`](crate::state).
+//! State that changes while a configuration is in effect is in [`state`](crate::state).
 //!
 //! A [`Snapshot`] is published as a whole by one swap. It shares unchanged parts with the snapshot before, so that an
 //! endpoint change rebuilds no route and a route change rebuilds no listener.

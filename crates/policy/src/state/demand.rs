@@ -19,7 +19,7 @@ const MAX_LENGTH: usize = 253 + 6;
 pub struct Demand {
     /// Name of the route table.
     pub table: Arc<str>,
-    /// Requested authorities for which no virtual host in force has exactly that domain.
+    /// Requested authorities for which no virtual host in effect has exactly that domain.
     pub known: Published<Map<Box<str>, RequestedAuthority>>,
     /// Channel to the discovery client.
     pub host_requests: mpsc::UnboundedSender<HostRequest>,
@@ -36,7 +36,7 @@ pub struct RequestedAuthority {
     pub missing_secrets: Option<Box<str>>,
 }
 
-/// Discovery status of an authority for which no virtual host in force has exactly that domain.
+/// Discovery status of an authority for which no virtual host in effect has exactly that domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostStatus {
     /// The control plane has answered, or the authority cannot be requested: wildcards and the catch-all apply.

@@ -1,4 +1,4 @@
-//! State that changes while a configuration is in force. All workers share it.
+//! State that changes while a configuration is in effect. All workers share it.
 //!
 //! The types in [`config`](crate::config) are immutable. Where the request path needs state that belongs to a
 //! configuration object, the object holds an [`Arc`](std::sync::Arc) handle of a type in this module. A worker then

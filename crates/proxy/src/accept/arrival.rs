@@ -40,7 +40,7 @@ use skysail_policy::{
     record::{self, Record},
 };
 
-/// A connection whose filter chain is not selected yet: its addresses, its listener, and the configuration in force.
+/// A connection whose filter chain is not selected yet: its addresses, its listener, and the configuration in effect.
 pub(super) struct Arrival {
     pub(super) connections: Rc<ConnectionSet>,
     /// Name of the listener that has the socket.

@@ -155,7 +155,7 @@ async fn terminate_tls(
     }
 }
 
-/// Returns whether the configuration in force admits the connection. The configuration may have changed while
+/// Returns whether the configuration in effect admits the connection. The configuration may have changed while
 /// the client was silent.
 async fn is_admitted(origin: &mut Rc<Origin>, worker: &Rc<Worker>) -> bool {
     if downstream::refresh(origin, worker).is_err() {

@@ -131,10 +131,10 @@ impl Workers {
         Ok(Self { shared, senders, threads: Mutex::new(threads), bound: tokio::sync::Mutex::default() })
     }
 
-    /// Publishes a configuration to every worker, and returns once it is in force on all of them.
+    /// Publishes a configuration to every worker, and returns once it is in effect on all of them.
     ///
     /// # Errors
-    /// The listeners that could not be bound. The rest of the configuration is in force nevertheless.
+    /// The listeners that could not be bound. The rest of the configuration is in effect nevertheless.
     pub async fn publish(&self, snapshot: Snapshot) -> Result<(), Vec<BindError>> {
         let mut bound = self.bound.lock().await;
         let wanted: HashSet<_> =

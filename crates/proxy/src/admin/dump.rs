@@ -1,4 +1,4 @@
-//! `/config_dump`: the configuration in force in Envoy's shape, which `istioctl proxy-config` also reads.
+//! `/config_dump`: the configuration in effect in Envoy's shape, which `istioctl proxy-config` also reads.
 
 use std::{collections::HashMap, sync::Arc, time::SystemTime};
 

@@ -86,7 +86,7 @@ pub(crate) enum Pages {
 const HELP: &str = "\
 /certs                    certificates in use and their expiry
 /clusters                 clusters and their endpoints (?format=json)
-/config_dump              configuration in force (?resource=, ?mask=, ?name_regex=, ?include_eds)
+/config_dump              configuration in effect (?resource=, ?mask=, ?name_regex=, ?include_eds)
 /drain_listeners          (POST) accept no new connections, finish open ones (?inboundonly, ?graceful, ?skip_exit)
 /healthcheck/fail         (POST) not ready until /healthcheck/ok
 /healthcheck/ok           (POST) ready again

@@ -200,7 +200,7 @@ fn days_left(admin: &Admin) -> u64 {
     ends.min().unwrap_or(u32::MAX.into())
 }
 
-/// Adds `cluster_manager.`, `listener_manager.` and `control_plane.`: discovery updates and resources in force.
+/// Adds `cluster_manager.`, `listener_manager.` and `control_plane.`: discovery updates and resources in effect.
 async fn add_discovery(admin: &Admin, metrics: &mut Metrics) {
     let configuration = &admin.configuration;
     for (scope, kind) in

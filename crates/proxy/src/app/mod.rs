@@ -64,7 +64,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    // seccomp must be in force before a second thread starts, so that it applies to all. Envoy needs other
+    // seccomp must be in effect before a second thread starts, so that it applies to all. Envoy needs other
     // system calls.
     if let Mode::Bootstrap(_, common) | Mode::Mesh(_, common) = &mode
         && common.seccomp

@@ -22,7 +22,7 @@ impl Claims {
     /// Records the addresses of a listener.
     ///
     /// # Errors
-    /// Another listener, in force or warming, has one of them.
+    /// Another listener, in effect or warming, has one of them.
     pub(super) fn claim(
         &mut self,
         name: &Arc<str>,

@@ -1,8 +1,8 @@
-//! Virtual hosts of route configurations that use VHDS: bookkeeping of the hosts received, the hosts in force
+//! Virtual hosts of route configurations that use VHDS: bookkeeping of the hosts received, the hosts in effect
 //! and the authorities that requests ask for.
 //!
 //! Each virtual host waits only for the clusters that it leads to. An authority that a request asks for is
-//! *pending* until the server has answered and the virtual host that it sent is in force. Then the authority is
+//! *pending* until the server has answered and the virtual host that it sent is in effect. Then the authority is
 //! found in the table, or it *falls back* to the table's wildcards and catch-all. A pending authority *times
 //! out* after [`ANSWER_TIMEOUT`]: requests for it no longer wait and are refused. It stays subscribed, and a
 //! late answer resolves it.
@@ -57,7 +57,7 @@ pub(crate) struct Hosts {
     names: BTreeMap<Box<str>, Name>,
     /// Authorities with a final answer, as the workers see them.
     demand: Option<Arc<Demand>>,
-    /// The base table and the table in force that was merged from it.
+    /// The base table and the table in effect that was merged from it.
     merged: Option<(Arc<RouteTable>, Arc<RouteTable>)>,
 }
 
@@ -100,12 +100,12 @@ impl Hosts {
         hosts.chain(names).chain(std::iter::once(format!("{table}/*")))
     }
 
-    /// Returns the clusters that virtual hosts lead to, in force or warming.
+    /// Returns the clusters that virtual hosts lead to, in effect or warming.
     pub(super) fn clusters(&self) -> impl Iterator<Item = &str> {
         self.slots.values().flat_map(Slot::both).flat_map(|accepted| uses::of_host(&accepted.value.value))
     }
 
-    /// Returns the clusters that virtual hosts in force lead to.
+    /// Returns the clusters that virtual hosts in effect lead to.
     pub(super) fn clusters_in_force(&self) -> impl Iterator<Item = &str> {
         let active = self.slots.values().filter_map(|slot| slot.active.as_ref());
         active.flat_map(|accepted| uses::of_host(&accepted.value.value))
@@ -200,7 +200,7 @@ impl Hosts {
         }
     }
 
-    /// Promotes virtual hosts whose clusters are in force.
+    /// Promotes virtual hosts whose clusters are in effect.
     pub(super) fn settle(&mut self, now: Instant, is_awaited: impl Fn(&str) -> bool) {
         for slot in self.slots.values_mut() {
             if slot.promote(now, |accepted| !uses::of_host(&accepted.value.value).any(&is_awaited)) {
@@ -209,12 +209,12 @@ impl Hosts {
         }
     }
 
-    /// Returns whether no virtual host still waits for its first version to come into force.
+    /// Returns whether no virtual host still waits for its first version to come into effect.
     pub(super) fn is_warm(&self, now: Instant) -> bool {
         self.answered && !self.slots.values().any(|slot| slot.is_awaited(now))
     }
 
-    /// Merges the hosts in force into `base`; returns whether the table in force has changed.
+    /// Merges the hosts in effect into `base`; returns whether the table in effect has changed.
     pub(super) fn assemble(&mut self, base: &Arc<RouteTable>) -> bool {
         if self.merged.as_ref().is_some_and(|(before, _)| Arc::ptr_eq(before, base)) {
             return false;
@@ -235,12 +235,12 @@ impl Hosts {
         true
     }
 
-    /// Returns the merged table in force.
+    /// Returns the merged table in effect.
     pub(super) fn merged(&self) -> Option<&Arc<RouteTable>> {
         self.merged.as_ref().map(|(_, merged)| merged)
     }
 
-    /// Returns the bodies of the hosts in force.
+    /// Returns the bodies of the hosts in effect.
     pub(crate) fn bodies(&self) -> impl Iterator<Item = &Bytes> {
         self.slots.values().filter_map(|slot| slot.active.as_ref()).map(|accepted| &accepted.body)
     }
@@ -301,7 +301,7 @@ impl Hosts {
         true
     }
 
-    /// Returns the waiting requests that the table in force answers. Call it after the workers have that table.
+    /// Returns the waiting requests that the table in effect answers. Call it after the workers have that table.
     /// `missing` returns the secrets for which a virtual host waits.
     pub(super) fn answer(
         &mut self,

@@ -1,11 +1,11 @@
-//! Resources received and resources in force: pure bookkeeping, no IO.
+//! Resources received and resources in effect: pure bookkeeping, no IO.
 //!
-//! A received resource is translated at once but comes into force only when it is *warm*. A cluster is warm
+//! A received resource is translated at once but comes into effect only when it is *warm*. A cluster is warm
 //! when its endpoints and certificates are present. A listener is warm when its route tables and certificates
 //! are present. A route table is warm when none of its clusters is still warming. Until then the previous
-//! version stays in force. A deleted cluster is removed when no route leads to it any more. So a request never
+//! version stays in effect. A deleted cluster is removed when no route leads to it any more. So a request never
 //! meets a half-applied configuration. Nothing waits longer than [`WARMING_TIMEOUT`]: after it, a resource
-//! comes into force as it is.
+//! comes into effect as it is.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -60,7 +60,7 @@ pub(crate) struct Inventory {
     host_requests: Option<mpsc::UnboundedSender<HostRequest>>,
     /// Counter of removals of trusted roots.
     distrusted: u64,
-    /// Something in force has changed since the last snapshot.
+    /// Something in effect has changed since the last snapshot.
     changed: bool,
 }
 
@@ -301,7 +301,7 @@ impl Inventory {
             Kind::Listener => {
                 self.changed |= self.listeners.remove(name).is_some_and(|slot| slot.active.is_some());
             }
-            // The table in force stays, because listeners still name it.
+            // The table in effect stays, because listeners still name it.
             Kind::Route => self.routes.entry(name.into()).or_default().absent = true,
             Kind::Endpoint => {
                 for cluster in self.clusters_of(name) {
@@ -338,7 +338,7 @@ impl Inventory {
         Ok(())
     }
 
-    /// Puts all warm resources into force; returns whether a new snapshot is due.
+    /// Puts all warm resources into effect; returns whether a new snapshot is due.
     pub(crate) fn settle(&mut self, now: Instant) -> bool {
         let assignments = &self.assignments;
         for slot in self.clusters.values_mut() {
@@ -416,7 +416,7 @@ impl Inventory {
         self.changed |= removed;
     }
 
-    /// Returns the configuration in force.
+    /// Returns the configuration in effect.
     pub(crate) fn snapshot(&self) -> Snapshot {
         fn active<T>(slots: &BTreeMap<Arc<str>, Slot<T>>) -> ByName<T> {
             let active = slots.iter().filter_map(|(name, slot)| Some((name, slot.active.as_ref()?)));
@@ -536,7 +536,7 @@ impl Inventory {
         }
     }
 
-    /// Returns the waiting requests that the configuration in force answers.
+    /// Returns the waiting requests that the configuration in effect answers.
     pub(crate) fn answer(&mut self, now: Instant) -> Vec<oneshot::Sender<()>> {
         let (tls, clusters) = (&self.secrets.tls, &self.clusters);
         let missing = |host: &VirtualHost| references::missing_secrets(host, clusters, tls);
@@ -548,7 +548,7 @@ impl Inventory {
         self.hosts.values_mut().for_each(|hosts| hosts.drop_idle(now));
     }
 
-    /// Returns a route configuration with its virtual hosts in force.
+    /// Returns a route configuration with its virtual hosts in effect.
     pub(crate) fn merged_body(&self, accepted: &AcceptedResource<RouteTable>) -> Bytes {
         match self.hosts.get(&accepted.value.name).filter(|_| accepted.value.has_vhds) {
             Some(hosts) => compose(&accepted.body, hosts.bodies()),
@@ -565,7 +565,7 @@ impl Inventory {
         all.map(|since| since + WARMING_TIMEOUT).chain(hosts).min()
     }
 
-    /// Returns whether no resource still waits for its first version to come into force.
+    /// Returns whether no resource still waits for its first version to come into effect.
     pub(crate) fn is_warm(&self, now: Instant) -> bool {
         let known =
             self.seen_clusters || matches!(self.mode, ClusterMode::AsConfigured | ClusterMode::OnDemand);

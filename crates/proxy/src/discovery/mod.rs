@@ -1,8 +1,8 @@
-//! Configuration in force.
+//! Configuration in effect.
 //!
 //! Every change goes through [`Configuration`], one at a time: an update from the control plane, a secret, a
 //! DNS result, a warming timeout. Each change is applied in the same steps: accept the resource, put warm
-//! resources into force, subscribe to the names that they refer to, publish a snapshot.
+//! resources into effect, subscribe to the names that they refer to, publish a snapshot.
 
 pub(crate) mod remote;
 pub(crate) mod secrets;
@@ -65,7 +65,7 @@ pub(crate) struct Configuration {
     seen: [AtomicBool; 2],
     /// Subscriptions of the discovery client; unset without discovery.
     subscriptions: std::sync::OnceLock<Subscriptions>,
-    /// The first configuration is completely in force.
+    /// The first configuration is completely in effect.
     ready: AtomicBool,
     /// Indexed by [`Kind`].
     updates: std::sync::Mutex<[Updates; Kind::ALL.len()]>,
@@ -156,7 +156,7 @@ impl Configuration {
         self.inventory.lock().await
     }
 
-    /// Returns whether the first listeners, clusters and certificates are in force.
+    /// Returns whether the first listeners, clusters and certificates are in effect.
     pub(crate) fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Acquire)
     }
@@ -251,7 +251,7 @@ impl Configuration {
         rejections
     }
 
-    /// Puts warm resources into force: for the first configuration, and after a change other than an update.
+    /// Puts warm resources into effect: for the first configuration, and after a change other than an update.
     pub(crate) async fn refresh(self: &Arc<Self>) -> Vec<(Arc<str>, String)> {
         let mut inventory = self.inventory.lock().await;
         self.settle(&mut inventory, ChangedNames::All).await
@@ -335,7 +335,7 @@ impl Configuration {
         inventory.settle(Instant::now())
     }
 
-    /// Puts warm resources into force, updates subscriptions and publishes. Returns the listeners that could
+    /// Puts warm resources into effect, updates subscriptions and publishes. Returns the listeners that could
     /// not be bound, with the reason.
     async fn settle(
         self: &Arc<Self>,
@@ -350,7 +350,7 @@ impl Configuration {
         let mut failed = Vec::new();
         if changed && let Err(errors) = self.workers.publish(inventory.snapshot()).await {
             for error in errors {
-                tracing::error!(%error, "listener is not in force");
+                tracing::error!(%error, "listener is not in effect");
                 failed.push((Arc::clone(&error.listener), error.to_string()));
             }
         }
@@ -370,7 +370,7 @@ impl Configuration {
             tracing::info!(
                 listeners = inventory.listeners.len(),
                 clusters = inventory.clusters.len(),
-                "ready: the first configuration is in force"
+                "ready: the first configuration is in effect"
             );
         }
         self.settled.notify_one();
@@ -382,7 +382,7 @@ impl Configuration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChangedNames {
     All,
-    /// All if a resource comes into force or goes, otherwise none.
+    /// All if a resource comes into effect or goes, otherwise none.
     AsChanged,
 }
 

@@ -43,7 +43,7 @@ pub(super) fn missing_secrets(
 /// Checks the clusters of a listener's own route tables (`validate_clusters`).
 ///
 /// # Errors
-/// A cluster is neither in force nor warming.
+/// A cluster is neither in effect nor warming.
 pub(super) fn check_tables(listener: &Listener, clusters: &ClusterSlots) -> Result<(), Reject> {
     chains(listener).try_for_each(|chain| match &chain.terminal {
         Terminal::Http(manager) => match &manager.routes {
@@ -57,7 +57,7 @@ pub(super) fn check_tables(listener: &Listener, clusters: &ClusterSlots) -> Resu
 /// Checks the clusters of a route table, if `validate_clusters` is in effect.
 ///
 /// # Errors
-/// A cluster is neither in force nor warming.
+/// A cluster is neither in effect nor warming.
 pub(super) fn check_table(table: &RouteTable, clusters: &ClusterSlots) -> Result<(), Reject> {
     if !table.checks_clusters {
         return Ok(());

@@ -1,4 +1,4 @@
-//! State of one resource name: the version in force and the version that is warming.
+//! State of one resource name: the version in effect and the version that is warming.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use crate::translate;
 
-/// Maximum time that a resource without a version in force waits for the resources it needs.
+/// Maximum time that a resource without a version in effect waits for the resources it needs.
 pub(crate) const WARMING_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Versions of one resource name.
@@ -113,7 +113,7 @@ impl<T> Slot<T> {
         self.error = Some(Failure { reason, body, version, at: SystemTime::now() });
     }
 
-    /// Puts the warming version into force if it is warm, or if it has timed out and no other version is in force.
+    /// Puts the warming version into effect if it is warm, or if it has timed out and no other version is in effect.
     /// Returns whether it did.
     pub(super) fn promote(&mut self, now: Instant, warm: impl FnOnce(&AcceptedResource<T>) -> bool) -> bool {
         let Some(accepted) = &self.warming else { return false };
@@ -125,7 +125,7 @@ impl<T> Slot<T> {
         true
     }
 
-    /// Returns whether no version is in force yet and one is expected.
+    /// Returns whether no version is in effect yet and one is expected.
     pub(super) fn is_awaited(&self, now: Instant) -> bool {
         let is_requested = || self.requested_at.is_some_and(|at| now.duration_since(at) < WARMING_TIMEOUT);
         self.active.is_none() && (self.warming.is_some() || (!self.absent && is_requested()))

@@ -108,7 +108,7 @@ impl Limit {
                  outboundTrafficPolicy.unansweredHosts of the mesh configuration decides this"
             }
             Self::Admission => {
-                "a connection or request is no longer admitted by the configuration in force: it ends after \
+                "a connection or request is no longer admitted by the configuration in effect: it ends after \
                  skysail.admission.drain_ms"
             }
             Self::Processor => {

@@ -106,7 +106,7 @@ impl Trigger {
     }
 }
 
-/// The actions in force. Workers read them for each connection, never for a request.
+/// The actions in effect. Workers read them for each connection, never for a request.
 #[derive(Debug)]
 pub struct OverloadActions {
     settings: Settings,
@@ -228,7 +228,7 @@ impl OverloadActions {
                         tracing::warn!(
                             monitor = &*monitor.name,
                             error,
-                            "resource monitor cannot measure; its last value stays in force"
+                            "resource monitor cannot measure; its last value stays in effect"
                         );
                     }
                     Err(_) => {}

@@ -89,7 +89,7 @@ pub(crate) struct RequestDecision<'a> {
     pub(crate) overload: Admission,
     /// The route, or the reason why there is none.
     pub(crate) found: Result<Found<'a>, NoRoute>,
-    /// Whether the configuration in force still admits the request.
+    /// Whether the configuration in effect still admits the request.
     pub(crate) admission: Revalidation,
     /// Recorded results of the filters, for another check of the request after a configuration change.
     pub(crate) filter_results: FilterResults<'a>,

@@ -287,7 +287,7 @@ impl RequestContext<'_> {
         limit_log::log(limit, format_args!("{}, client {source}", self.scope.manager.stat_prefix));
     }
 
-    /// Counts and logs a request that ends because the configuration in force no longer admits it.
+    /// Counts and logs a request that ends because the configuration in effect no longer admits it.
     pub(crate) fn note_revoked(&self) {
         self.scope.counters.rq_revoked.inc();
         let (manager, source) = (&self.scope.manager.stat_prefix, self.exchange.downstream.origin.source);

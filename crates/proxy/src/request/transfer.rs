@@ -42,7 +42,7 @@ pub(crate) struct Deadlines {
     request: Option<Instant>,
     /// Deadline of the whole exchange.
     pub(crate) whole: Option<Instant>,
-    /// Deadline of a request that the configuration in force no longer admits.
+    /// Deadline of a request that the configuration in effect no longer admits.
     revoked: Option<Instant>,
     /// Time limit without any progress.
     pub(crate) idle_timeout: Option<Duration>,

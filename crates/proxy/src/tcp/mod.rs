@@ -199,7 +199,7 @@ impl<'a> TcpSession<'a> {
     }
 }
 
-/// Checks an open connection against the configuration in force.
+/// Checks an open connection against the configuration in effect.
 fn revalidate(worker: &Worker, origin: &Origin, link: &Link) -> Result<(), Refusal> {
     let chain = origin.revalidate(worker)?;
     let Terminal::Tcp(proxy) = &chain.terminal else { return Err(Refusal::FilterChain) };

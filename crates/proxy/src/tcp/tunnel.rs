@@ -27,7 +27,7 @@ pub(crate) enum Ended {
     Closed,
     /// The idle timeout has passed.
     Idle,
-    /// The configuration in force does not admit the connection.
+    /// The configuration in effect does not admit the connection.
     Revoked,
     /// The tunnel is open; its bytes are due to be counted.
     Reported,

@@ -144,7 +144,7 @@ impl Origin {
         rbac::check(&chain.policies, &subject, tally)
     }
 
-    /// Checks the connection against the configuration in force, and returns the filter chain that admits it.
+    /// Checks the connection against the configuration in effect, and returns the filter chain that admits it.
     ///
     /// This is its own filter chain if the listener still has it, else the one that the listener selects now. As in
     /// Envoy, another listener that a new connection would use does not matter.
@@ -205,7 +205,7 @@ impl Origin {
         is_enabled(found) && !is_enabled(before)
     }
 
-    /// Checks the client's certificate against the trust bundle in force.
+    /// Checks the client's certificate against the trust bundle in effect.
     fn check_trust(&self, worker: &Worker) -> Result<(), Refusal> {
         let (Some(tls), Some(certificate)) = (&self.chain.tls, &self.peer.certificate) else { return Ok(()) };
         let Some(acceptor) = tls.config.load_full() else { return Ok(()) };
@@ -226,7 +226,7 @@ impl Origin {
         Ok(())
     }
 
-    /// Returns these properties with the configuration in force, and the filter chain that a new connection would get.
+    /// Returns these properties with the configuration in effect, and the filter chain that a new connection would get.
     fn renewed(&self, worker: &Worker) -> Result<Self, Refusal> {
         let snapshot = worker.snapshot();
         let entry = snapshot.listeners.by_name.get(&self.entry).ok_or(Refusal::Listener)?;
@@ -255,7 +255,7 @@ impl Origin {
     }
 }
 
-/// Updates the properties of a connection to the configuration in force.
+/// Updates the properties of a connection to the configuration in effect.
 ///
 /// # Errors
 /// The connection is no longer admitted, and must end at this time. Until then its requests are served with the

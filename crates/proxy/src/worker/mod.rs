@@ -98,12 +98,12 @@ impl Worker {
         })
     }
 
-    /// Returns the configuration in force.
+    /// Returns the configuration in effect.
     pub(crate) fn snapshot(&self) -> Rc<Snapshot> {
         self.snapshot.borrow().clone()
     }
 
-    /// Returns whether this is the configuration in force.
+    /// Returns whether this is the configuration in effect.
     pub(crate) fn is_current(&self, snapshot: &Rc<Snapshot>) -> bool {
         Rc::ptr_eq(&self.snapshot.borrow(), snapshot)
     }
@@ -113,7 +113,7 @@ impl Worker {
         self.clusters.get(name, snapshot, &self.shard)
     }
 
-    /// Puts a new configuration in force.
+    /// Puts a new configuration in effect.
     pub(crate) fn update(&self, snapshot: Snapshot) {
         self.clusters.update(&snapshot);
         self.shard.expire_after(snapshot.metrics_expiry());

@@ -4,7 +4,7 @@
 //!
 //! 1. A configuration that may not admit all of them begins an *epoch* on each worker ([`Worker::epoch`]).
 //! 2. The tasks of all connections are woken, a few at a time ([`wake`]).
-//! 3. Each task that runs in a new epoch checks its connection or request against the configuration in force
+//! 3. Each task that runs in a new epoch checks its connection or request against the configuration in effect
 //!    ([`Revalidation`]).
 //! 4. A connection or request that is not admitted may continue for a drain time (`skysail.admission.drain_ms`). It is
 //!    then closed, counted, and logged with the reason ([`Refusal`]).
@@ -23,7 +23,7 @@ use crate::worker::Worker;
 /// Number of connections that are woken together. Each may verify a certificate, which takes 0.1 ms.
 const WOKEN_TOGETHER: usize = 16;
 
-/// Reason why the configuration in force does not admit an open connection or request.
+/// Reason why the configuration in effect does not admit an open connection or request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// The listener was removed.
@@ -40,7 +40,7 @@ pub(crate) enum Refusal {
     Expired,
     /// The server's certificate is no longer trusted.
     Server,
-    /// External authorization would have to decide again, or the request's tokens do not meet the requirement in force.
+    /// External authorization would have to decide again, or the tokens do not meet the requirement in effect.
     Authentication,
     /// The filters would see a different request: settings for its path, client address or fields have changed. Or its
     /// head was too large to be kept.
@@ -108,7 +108,7 @@ impl Revalidation {
         }
     }
 
-    /// Records that the configuration in force does not admit it. A second refusal does not extend the drain time.
+    /// Records that the configuration in effect does not admit it. A second refusal does not extend the drain time.
     pub(crate) fn refuse(&mut self, worker: &Worker, refusal: Refusal) {
         self.epoch = worker.epoch();
         let end = self.revoked.as_ref().map_or_else(|| worker.drain_end(), |revoked| revoked.0);

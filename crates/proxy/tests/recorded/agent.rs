@@ -60,7 +60,7 @@ pub(crate) struct Program {
 
 impl Program {
     /// Starts a sidecar for the node of a recorded proxy, with these servers of configuration and secrets, and
-    /// waits until the first configuration is in force.
+    /// waits until the first configuration is in effect.
     pub(crate) async fn start(proxy: &Path, api_type: &str, control: SocketAddr, agent: SocketAddr) -> Self {
         let home = tempfile::tempdir().unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_skysail-proxy"))

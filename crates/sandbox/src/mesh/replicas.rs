@@ -34,7 +34,7 @@ use crate::{
 
 /// Timeout for all sidecars to acknowledge that a pod is removed.
 const FAREWELL: Duration = Duration::from_secs(10);
-/// Interval at which packet rules are checked for being in force.
+/// Interval at which packet rules are checked for being in effect.
 const RULES_INTERVAL: Duration = Duration::from_millis(10);
 /// Time after which a pod that is neither ready nor failed no longer delays the start of others.
 const STARTING: Duration = Duration::from_secs(5);
@@ -306,7 +306,7 @@ impl Mesh {
     }
 
     /// Starts the removal of pods that are not wanted. They stop when all sidecars have acknowledged the new endpoints,
-    /// and the packet rules of pods without a sidecar are in force. Until then they serve requests.
+    /// and the packet rules of pods without a sidecar are in effect. Until then they serve requests.
     pub(super) fn begin_removal(&mut self) {
         let leaving = self.pods.iter().filter(|(_, replica)| replica.stage == Stage::Leaving);
         let pods: Vec<_> = leaving.map(|(key, _)| key.clone()).collect();
@@ -381,7 +381,7 @@ fn max_starting() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from) * STARTS_PER_CPU
 }
 
-/// Waits until all replaced packet rules are in force.
+/// Waits until all replaced packet rules are in effect.
 async fn in_force(commands: &Weak<()>) {
     // One reference is the mesh's own.
     while commands.strong_count() > 1 {

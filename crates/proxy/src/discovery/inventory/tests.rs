@@ -183,7 +183,7 @@ fn the_old_version_stays_until_the_new_one_is_warm() {
     add(&mut inventory, Kind::Route, vec![routes("t", "b")]);
     assert!(!inventory.settle(now));
     assert!(uses::of_table(&inventory.snapshot().routes["t"]).all(|name| name == "a"));
-    // The server deletes the old cluster, which stays while the table in force leads to it.
+    // The server deletes the old cluster, which stays while the table in effect leads to it.
     remove(&mut inventory, Kind::Cluster, "a");
     assert!(!inventory.settle(now));
     assert_eq!(port(&inventory.snapshot(), "a"), 1);

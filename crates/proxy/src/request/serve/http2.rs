@@ -177,7 +177,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Returns whether the configuration in force no longer admits the connection. When a check is due, wakes the
+    /// Returns whether the configuration in effect no longer admits the connection. When a check is due, wakes the
     /// streams, so that each checks itself.
     #[inline]
     fn is_revoked(&mut self) -> bool {

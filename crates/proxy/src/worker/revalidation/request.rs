@@ -1,4 +1,4 @@
-//! Revalidation of an open request by the filters of the configuration in force.
+//! Revalidation of an open request by the filters of the configuration in effect.
 //!
 //! A filter changes the head that later filters get: external authorization adds fields, the JWT filter removes tokens.
 //! A policy is therefore checked against the head at its position among the filters. [`FilterResults`] records the
@@ -235,7 +235,7 @@ pub(crate) struct AdmittedRequest<'a> {
 }
 
 impl AdmittedRequest<'_> {
-    /// Checks the request against the configuration in force: first its connections, then the filters in their order.
+    /// Checks the request against the configuration in effect: first its connections, then the filters in their order.
     ///
     /// A decision of external authorization is valid while the service would get the same request. Tokens are valid
     /// while the requirement is the same, and are checked again otherwise.
@@ -275,10 +275,10 @@ fn find<'t>(
     route::find(table?, head, Some(metadata), &mut fastrand::Rng::with_seed(seed)).ok()
 }
 
-/// A walk of a request through the filters in force.
+/// A walk of a request through the filters in effect.
 struct FilterWalk<'a> {
     case: &'a AdmittedRequest<'a>,
-    /// The route table in force.
+    /// The route table in effect.
     table: Option<&'a RouteTable>,
     /// Index of the next recorded result.
     next: usize,
@@ -286,7 +286,7 @@ struct FilterWalk<'a> {
     seed: u64,
     /// The head that the next filter gets.
     head: Cow<'a, RequestHead>,
-    /// The route of the request in the table in force.
+    /// The route of the request in the table in effect.
     found: Option<Found<'a>>,
     /// Dynamic metadata of the filters so far.
     metadata: Map<String, Value>,
@@ -413,7 +413,7 @@ impl FilterWalk<'_> {
         Ok(())
     }
 
-    /// Checks the request's tokens against the requirement in force, at the time of the request. Fetches no key sets.
+    /// Checks the request's tokens against the requirement in effect, at the time of the request. Fetches no key sets.
     fn check_tokens(&mut self, jwt: &Jwt, setting: Option<&Setting>) -> Result<(), Refusal> {
         if jwt::is_unclean(jwt, &self.head) {
             jwt::sanitize(jwt, self.head.to_mut());
