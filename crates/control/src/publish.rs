@@ -45,7 +45,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use skysail_model::{Files, Parsed, Resolved, World, parse};
+use skysail_model::{Files, Parsed, Resolved, Validator, World, parse};
 use skysail_source::{FileChange, FileState};
 use tokio::sync::watch;
 use tracing::{error, info};
@@ -88,6 +88,7 @@ pub(crate) struct Publisher {
     /// Held while the status of objects is computed.
     object_status: Mutex<()>,
     compiler: Compiler,
+    validator: Mutex<Validator>,
     pub(crate) settings: PublishSettings,
     pub(crate) metrics: Arc<Metrics>,
     /// DNS names to look up, and the default interval of lookups; `None` if proxies look up names.
@@ -130,6 +131,7 @@ impl Publisher {
             first_compile: Arc::default(),
             object_status: Mutex::default(),
             compiler,
+            validator: Mutex::default(),
             settings,
             metrics,
             lookup_names: None,

@@ -37,5 +37,5 @@ pub use validate::{MAX_KEY_SET, key_set};
 pub use view::{ClientScope, MAX_ID, ProxyNode, ProxyView, Role};
 pub use world::{
     AccountMismatch, ChangeSet, Effect, Effects, Endpoint, Grouping, KeyFetch, KeySource, NamespaceFacts,
-    NamespaceOverrides, Reach, ReachIndex, ReachedResources, Resolved, World,
+    NamespaceOverrides, Reach, ReachIndex, ReachedResources, Resolved, Validator, World,
 };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use skysail_model::{Code, Diagnostic, Severity, World};
+use skysail_model::{Code, Diagnostic, Severity, Validator, World};
 use tracing::{error, info, warn};
 
 use super::{
@@ -10,6 +10,7 @@ use super::{
     change_log::{AppliedChange, ChangeDescription, ChangeLog, describe},
     compiler::{PanicReport, catch_panic},
     state::State,
+    status::lock,
 };
 
 impl Publisher {
@@ -24,7 +25,7 @@ impl Publisher {
         let validated = catch_panic(
             || "validating the configuration".to_owned(),
             || {
-                let findings = world.validate();
+                let findings = lock(&self.validator).validate(&world);
                 let applied = if is_start { Vec::new() } else { applied };
                 let descriptions = describe(applied, before, &world, &findings);
                 (findings, descriptions)
@@ -37,6 +38,7 @@ impl Publisher {
                 descriptions
             }
             Err(panic) => {
+                *lock(&self.validator) = Validator::default();
                 self.report_panic(&PanicReport { text: panic.to_string(), is_new: true });
                 Vec::new()
             }

@@ -42,6 +42,7 @@ use std::{
 };
 
 pub use change_set::ChangeSet;
+pub use check::Validator;
 pub(crate) use check::label_text;
 pub use effect::{Effect, Effects};
 pub use endpoints::Endpoint;

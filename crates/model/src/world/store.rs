@@ -21,6 +21,13 @@ impl<T> Entry<T> {
     }
 }
 
+impl<T: PartialEq> Entry<T> {
+    fn is_same(&self, other: &Self) -> bool {
+        let is_equal = Arc::ptr_eq(&self.object, &other.object) || self.object == other.object;
+        is_equal && self.origin == other.origin
+    }
+}
+
 /// Objects of one kind. Clones share the maps until one of them changes.
 #[derive(Clone, Debug)]
 pub(super) struct Store<T>(Arc<BTreeMap<String, Arc<ByName<T>>>>);
@@ -44,6 +51,28 @@ impl<T: Clone + PartialEq> Store<T> {
     }
 }
 
+impl<T: PartialEq> Store<T> {
+    /// Calls `each` with the entries that the two stores do not have in common, those of both. Maps that they share are
+    /// not read.
+    pub(super) fn differences<'a>(&'a self, other: &'a Self, mut each: impl FnMut(&'a Entry<T>)) {
+        if Arc::ptr_eq(&self.0, &other.0) {
+            return;
+        }
+        for (one, another) in [(self, other), (other, self)] {
+            for (namespace, names) in &*one.0 {
+                let others = another.0.get(namespace);
+                if others.is_some_and(|others| Arc::ptr_eq(names, others)) {
+                    continue;
+                }
+                let is_common = |(name, entry): &(&String, &Entry<T>)| {
+                    others.and_then(|others| others.get(*name)).is_some_and(|other| entry.is_same(other))
+                };
+                names.iter().filter(|pair| !is_common(pair)).for_each(|(_, entry)| each(entry));
+            }
+        }
+    }
+}
+
 impl<T: Clone> Store<T> {
     pub(super) fn remove(&mut self, namespace: &str, name: &str) -> bool {
         if self.get(namespace, name).is_none() {
@@ -61,6 +90,10 @@ impl<T: Clone> Store<T> {
 }
 
 impl<T> Store<T> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.iter().next().is_none()
+    }
+
     pub(super) fn get(&self, namespace: &str, name: &str) -> Option<&Entry<T>> {
         self.0.get(namespace)?.get(name)
     }

@@ -2,7 +2,7 @@
 //!
 //! After each step, each proxy has byte for byte the resources that it would get from a control plane that has just
 //! started, whatever the order of its files, and from a compilation for it alone. It was sent what changed, and nothing
-//! else.
+//! else. The findings about the configuration are those of a new validation.
 //!
 //! `SKYSAIL_SEEDS=N` sets the number of sequences, `SKYSAIL_SEEDS=FIRST..END` selects them.
 
@@ -379,6 +379,10 @@ impl<'a> Sequence<'a> {
                 self.mesh.connect(proxy);
             }
             self.had.remove(&proxy);
+        }
+        let world = self.mesh.publisher.read().world.clone();
+        if lock(&self.mesh.publisher.validator).validate(&world) != world.validate() {
+            return Err(at("findings differ from a new validation".to_owned()));
         }
         let mut fresh = Mesh::fresh(self.files, &self.inputs, &mut self.random);
         if *self.mesh.lookup_names.borrow() != *fresh.lookup_names.borrow() {

@@ -10,7 +10,7 @@ mod proxies;
 mod routes;
 mod services;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, hash::RandomState};
 
 use super::Report;
 use crate::{
@@ -30,8 +30,8 @@ impl World {
     /// annotation of their object suppresses. `now` is the time for certificates, in seconds since 1970.
     pub fn analyze(&mut self, of_files: impl IntoIterator<Item = Diagnostic>, now: i64) -> Vec<Diagnostic> {
         self.settle();
-        let mut report = Report::new(self, self.validate());
-        report.diagnostics.extend(of_files);
+        let mut report = Report::new(self, RandomState::new());
+        report.diagnostics.extend(self.validate().into_iter().chain(of_files));
         report.hidden_and_ambiguous_hosts();
         report.covered_matches();
         report.claims_at_gateways();

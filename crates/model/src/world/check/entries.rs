@@ -1,35 +1,33 @@
 //! Checks of ServiceEntries: hosts defined several times, ports that no address distinguishes, selectors without a pod.
 
-use super::{ObjectReport, Report, label_text, workloads};
+use super::{ObjectReport, Report, label_text};
 use crate::{
     analysis::Code,
-    api::{Kind, Protocol, ServiceEntry, service_entry::host_of},
+    api::{Protocol, ServiceEntry, service_entry::host_of},
     world::entry_hosts::merges,
 };
 
 impl Report<'_> {
-    pub(super) fn service_entries(&mut self) {
-        for entry in self.world.service_entries.iter() {
-            let about = ObjectReport { entry, kind: Kind::ServiceEntry };
-            for (index, host) in entry.object.spec.hosts.iter().enumerate() {
-                let Some(service) = self.world.service_named(about.namespace(), &host_of(host)) else {
-                    continue;
-                };
-                let of = service.spec.entry_host.as_ref().map_or("", |entry_host| entry_host.entry.as_str());
-                let first = self.world.service_entries.get(about.namespace(), of);
-                let merged = first.is_some_and(|first| merges(&first.object.spec, &entry.object.spec));
-                if of != entry.object.meta.name && !merged {
-                    let message = format!(
-                        "ServiceEntry {of} is older and defines {host} with another resolution, location or \
+    pub(super) fn service_entry(&mut self, about: &ObjectReport<'_, ServiceEntry>) {
+        let entry = about.entry;
+        for (index, host) in entry.object.spec.hosts.iter().enumerate() {
+            let Some(service) = self.world.service_named(about.namespace(), &host_of(host)) else {
+                continue;
+            };
+            let of = service.spec.entry_host.as_ref().map_or("", |entry_host| entry_host.entry.as_str());
+            let first = self.world.service_entry(about.namespace(), of);
+            let merged = first.is_some_and(|first| merges(&first.object.spec, &entry.object.spec));
+            if of != entry.object.meta.name && !merged {
+                let message = format!(
+                    "ServiceEntry {of} is older and defines {host} with another resolution, location or \
                          workloadSelector; this definition has no effect"
-                    );
-                    let remedy = "use the same resolution, location and workloadSelector";
-                    self.report(&about, Code::EntryConflict, format!("spec.hosts[{index}]"), message, remedy);
-                }
+                );
+                let remedy = "use the same resolution, location and workloadSelector";
+                self.report(about, Code::EntryConflict, format!("spec.hosts[{index}]"), message, remedy);
             }
-            self.ports_without_address(&about);
-            self.selected_pods(&about);
         }
+        self.ports_without_address(about);
+        self.selected_pods(about);
     }
 
     /// Checks ports whose connections name no host, so that only an address distinguishes services.
@@ -57,9 +55,9 @@ impl Report<'_> {
         let Some(selector) = about.entry.object.spec.selector() else { return };
         let namespace = about.namespace();
         // Only if any workload is known, since rules may be checked alone.
-        let any = self.world.pods().next().is_some() || self.world.templates().next().is_some();
+        let any = self.world.any_workload();
         let entries = self.world.entries_selected(namespace, selector).next().is_some();
-        if any && !entries && workloads(self.world, Some(namespace), selector).next().is_none() {
+        if any && !entries && self.world.workloads(Some(namespace), selector).next().is_none() {
             let wanted = label_text(selector);
             let message = format!(
                 "no pod or WorkloadEntry of namespace {namespace} has {wanted}, so it has no endpoints"

@@ -1,63 +1,48 @@
 //! Checks of Gateways and of the VirtualServices that are bound to them: missing Gateways, hosts that no server has,
 //! missing Secrets, selectors that match no pod, destinations.
 
-use std::{
-    cell::OnceCell,
-    collections::{BTreeSet, HashMap},
-};
+use std::{cell::OnceCell, collections::BTreeSet};
 
-use super::{ObjectReport, Report, label_text, rules::destinations, workloads};
+use super::{ObjectReport, Report, label_text, rules::destinations};
 use crate::{
     analysis::Code,
-    api::{Gateway, Kind, Labels, VirtualService, gateway::Server, selects},
+    api::{Gateway, Labels, VirtualService, gateway::Server, selects},
     world::{GatewayHosts, gateway_name},
 };
 
 impl<'a> Report<'a> {
-    pub(super) fn gateways(&mut self) {
-        let written = self.world.virtual_services.iter().filter(|entry| entry.object.spec.derived.is_none());
-        let mut hosts = HashMap::new();
-        for entry in written {
-            let about = ObjectReport { entry, kind: Kind::VirtualService };
-            self.bound(&about, &entry.object.spec, &mut hosts);
+    pub(super) fn gateway(&mut self, about: &ObjectReport<'a, Gateway>) {
+        let spec = &about.entry.object.spec;
+        if spec.only_in.is_some() {
+            return;
         }
-        for entry in self.world.gateways.iter().filter(|entry| entry.object.spec.only_in.is_none()) {
-            let about = ObjectReport { entry, kind: Kind::Gateway };
-            let selector = &entry.object.spec.selector;
-            // Files may contain rules without workloads. Then the selectors of the rules cannot be checked.
-            let any = self.world.pods().next().is_some() || self.world.templates().next().is_some();
-            if any && workloads(self.world, None, selector).next().is_none() {
-                let message = format!("no pod has {}, so nothing listens on its ports", label_text(selector));
-                self.report(&about, Code::SelectsNothing, "spec.selector", message, "check the labels");
-            }
-            let namespaces = OnceCell::new();
-            for (index, server) in entry.object.spec.servers.iter().enumerate() {
-                self.secrets(&about, &format!("spec.servers[{index}].tls"), server, &namespaces);
-            }
+        // Files may contain rules without workloads. Then the selectors of the rules cannot be checked.
+        if self.world.any_workload() && self.world.workloads(None, &spec.selector).next().is_none() {
+            let message =
+                format!("no pod has {}, so nothing listens on its ports", label_text(&spec.selector));
+            self.report(about, Code::SelectsNothing, "spec.selector", message, "check the labels");
+        }
+        let namespaces = OnceCell::new();
+        for (index, server) in spec.servers.iter().enumerate() {
+            self.secrets(about, &format!("spec.servers[{index}].tls"), server, &namespaces);
         }
     }
 
-    /// Checks the Gateways that a VirtualService names, and its destinations if it is for gateways only. `hosts` has
-    /// the hosts of the Gateways of earlier calls, by the Gateway's name.
-    fn bound(
-        &mut self,
-        about: &ObjectReport<'_, VirtualService>,
-        spec: &VirtualService,
-        hosts: &mut HashMap<String, GatewayHosts<'a>>,
-    ) {
+    /// Checks the Gateways that a VirtualService names, and its destinations if it is for gateways only.
+    pub(super) fn bound(&mut self, about: &ObjectReport<'_, VirtualService>, spec: &VirtualService) {
         let namespace = about.namespace();
         for (index, written) in spec.gateways.iter().enumerate() {
             let name = gateway_name(written, namespace);
             let Some((of, bare)) = name.split_once('/') else { continue };
             let field = format!("spec.gateways[{index}]");
-            let world = self.world;
-            let Some(gateway) = world.gateways.get(of, bare) else {
+            let Some(gateway) = self.world.gateway(of, bare) else {
                 let message = format!("there is no Gateway {name}, so this entry has no effect");
                 let remedy = "add the Gateway, or write NAMESPACE/NAME";
                 self.report(about, Code::UnknownGateway, field, message, remedy);
                 continue;
             };
-            let hosts = hosts.entry(name.clone()).or_insert_with(|| GatewayHosts::new(&gateway.object));
+            let hosts = self.gateway_hosts.entry(name.clone());
+            let hosts = hosts.or_insert_with(|| GatewayHosts::new(&gateway.object));
             if !spec.hosts.is_empty() && !hosts.admit(&about.entry.object) {
                 let message =
                     format!("no server of Gateway {name} has these hosts for namespace {namespace}");

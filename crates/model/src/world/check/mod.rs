@@ -6,13 +6,17 @@ mod entries;
 mod gateways;
 mod policies;
 mod rate_limits;
+mod recorded;
 mod rules;
 mod services;
+mod validator;
 mod workloads;
 
-use std::collections::HashMap;
+use std::{collections::HashMap, hash::RandomState};
 
-use super::{World, store::Entry};
+use self::recorded::RecordedWorld;
+pub use self::validator::Validator;
+use super::{World, gateways::GatewayHosts, store::Entry};
 use crate::{
     analysis::Code,
     api::{Kind, Labels, ObjectKey, Template, Typed, VirtualService, selects},
@@ -20,31 +24,19 @@ use crate::{
 };
 
 impl World {
-    /// Returns diagnostics about inconsistent objects, by file and line.
+    /// Returns diagnostics about inconsistent objects, by file and line. A [`Validator`] does the same for less after a
+    /// change.
     pub fn validate(&self) -> Vec<Diagnostic> {
-        let mut report = Report::new(self, Vec::new());
-        report.virtual_services();
-        report.destination_rules();
-        report.gateways();
-        report.services();
-        report.service_accounts();
-        report.service_entries();
-        report.peer_authentications();
-        report.authorization_policies();
-        report.request_authentications();
-        report.telemetries();
-        report.rate_limit_policies();
-        let mut diagnostics = report.diagnostics;
-        diagnostics.sort();
-        diagnostics.dedup();
-        diagnostics
+        Validator::default().validate(self)
     }
 }
 
 struct Report<'a> {
-    world: &'a World,
+    world: RecordedWorld<'a>,
     /// VirtualService that takes effect for a host in a namespace: many of one host are compared with it alone.
     routes_of: HashMap<(String, String), Option<&'a Entry<VirtualService>>>,
+    /// Hosts of Gateways, by `NAMESPACE/NAME`.
+    gateway_hosts: HashMap<String, GatewayHosts<'a>>,
     diagnostics: Vec<Diagnostic>,
 }
 
@@ -54,8 +46,8 @@ struct ObjectReport<'a, T> {
     kind: Kind,
 }
 
-impl<T> ObjectReport<'_, T> {
-    fn namespace(&self) -> &str {
+impl<'a, T> ObjectReport<'a, T> {
+    fn namespace(&self) -> &'a str {
         &self.entry.object.meta.namespace
     }
 
@@ -66,8 +58,14 @@ impl<T> ObjectReport<'_, T> {
 }
 
 impl<'a> Report<'a> {
-    fn new(world: &'a World, diagnostics: Vec<Diagnostic>) -> Self {
-        Self { world, routes_of: HashMap::new(), diagnostics }
+    /// Creates a report without diagnostics. `hasher` hashes the inputs of checks.
+    fn new(world: &'a World, hasher: RandomState) -> Self {
+        Self {
+            world: RecordedWorld::new(world, hasher),
+            routes_of: HashMap::new(),
+            gateway_hosts: HashMap::new(),
+            diagnostics: Vec::new(),
+        }
     }
 
     fn report<T>(

@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 use skysail_core::SpiffeId;
 use skysail_yaml::join;
 
-use super::{ObjectReport, Report, label_text, runs_in, templates_in, workloads};
+use super::{ObjectReport, Report, label_text};
 use crate::{
     analysis::Code,
     api::{
-        AuthorizationPolicy, Kind, Labels, PeerAuthentication, ServicePort,
+        AuthorizationPolicy, Kind, Labels, PeerAuthentication, RequestAuthentication, ServicePort,
         destination_rule::WorkloadSelector,
         kube::TargetPort,
         security::{Action, DRY_RUN, Rule, is_true},
@@ -41,24 +41,27 @@ fn ports(spec: &AuthorizationPolicy) -> impl Iterator<Item = (String, u16)> {
 }
 
 impl Report<'_> {
-    pub(super) fn peer_authentications(&mut self) {
-        let root = self.world.mesh().root_namespace.clone();
-        for entry in self.world.peer_authentications.iter() {
-            let about = ObjectReport { entry, kind: Kind::PeerAuthentication };
-            let selector = entry.object.spec.selector.as_ref();
-            if !is_wide(selector) && about.namespace() == root {
-                let message = "has no effect: policies of the root namespace cannot select workloads";
-                let remedy = "remove the selector, or move the policy into the namespace of the workload";
-                self.report(&about, Code::RootSelector, "spec.selector", message, remedy);
-                continue;
-            }
-            self.duplicate_policy(&about);
-            let namespace = (about.namespace() != root).then(|| about.namespace());
-            self.selects_nothing(&about, selector, namespace);
-            let ports = entry.object.spec.port_level_mtls.keys();
-            let ports = ports.filter_map(|port| Some((join("spec.portLevelMtls", port), port.parse().ok()?)));
-            self.service_ports(&about, selector, ports);
+    pub(super) fn peer_authentication(&mut self, about: &ObjectReport<'_, PeerAuthentication>) {
+        let spec = &about.entry.object.spec;
+        let (selector, namespace) = (spec.selector.as_ref(), self.selected_namespace(about));
+        if !is_wide(selector) && namespace.is_none() {
+            let message = "has no effect: policies of the root namespace cannot select workloads";
+            let remedy = "remove the selector, or move the policy into the namespace of the workload";
+            self.report(about, Code::RootSelector, "spec.selector", message, remedy);
+            return;
         }
+        self.duplicate_policy(about);
+        self.selects_nothing(about, selector, namespace);
+        let ports = spec.port_level_mtls.keys();
+        let ports = ports.filter_map(|port| Some((join("spec.portLevelMtls", port), port.parse().ok()?)));
+        self.service_ports(about, selector, ports);
+    }
+
+    /// Returns the namespace whose workloads a policy selects; `None` for a policy of the root namespace, which selects
+    /// those of all.
+    pub(super) fn selected_namespace<'b, T>(&self, about: &ObjectReport<'b, T>) -> Option<&'b str> {
+        let namespace = about.namespace();
+        (namespace != self.world.mesh().root_namespace).then_some(namespace)
     }
 
     /// Reports all but the oldest of several policies for the same workloads; only the oldest takes effect.
@@ -71,8 +74,7 @@ impl Report<'_> {
         };
         let older = self
             .world
-            .peer_authentications
-            .in_namespace(about.namespace())
+            .peer_authentications_in(about.namespace())
             .find(|other| same(other.object.spec.selector.as_ref()) && other.age() < about.entry.age());
         if let Some(older) = older {
             let older = ObjectReport { entry: older, kind: Kind::PeerAuthentication }.name();
@@ -81,30 +83,26 @@ impl Report<'_> {
         }
     }
 
-    pub(super) fn authorization_policies(&mut self) {
-        let root = self.world.mesh().root_namespace.clone();
-        for entry in self.world.authorization_policies.iter() {
-            let about = ObjectReport { entry, kind: Kind::AuthorizationPolicy };
-            let spec = &entry.object.spec;
-            self.dry_run(&about);
-            self.authorizer(&about);
-            // The attachment was reported when the policy was read.
-            if spec.target_ref.is_some() || !spec.target_refs.is_empty() {
-                continue;
-            }
-            let namespace = (about.namespace() != root).then(|| about.namespace());
-            self.selects_nothing(&about, spec.selector.as_ref(), namespace);
-            self.sources(&about, spec);
-            self.tokens(&about, namespace);
-            self.service_ports(&about, spec.selector.as_ref(), ports(spec));
+    pub(super) fn authorization_policy(&mut self, about: &ObjectReport<'_, AuthorizationPolicy>) {
+        let spec = &about.entry.object.spec;
+        self.dry_run(about);
+        self.authorizer(about);
+        // The attachment was reported when the policy was read.
+        if spec.target_ref.is_some() || !spec.target_refs.is_empty() {
+            return;
         }
+        let namespace = self.selected_namespace(about);
+        self.selects_nothing(about, spec.selector.as_ref(), namespace);
+        self.sources(about, spec);
+        self.tokens(about, namespace);
+        self.service_ports(about, spec.selector.as_ref(), ports(spec));
     }
 
     /// Reports an external authorizer that cannot be used.
     fn authorizer(&mut self, about: &ObjectReport<'_, AuthorizationPolicy>) {
         let spec = &about.entry.object.spec;
         let Some(provider) = spec.provider.as_ref().filter(|_| spec.action == Action::Custom) else { return };
-        if let Err(reason) = self.world.authorizer(&provider.name) {
+        if let Some(reason) = self.world.authorizer_error(&provider.name) {
             let message = format!("{reason}: requests that match the rules are denied");
             let field = "spec.provider.name";
             self.report(about, Code::UnknownProvider, field, message, "correct the name or the provider");
@@ -121,8 +119,8 @@ impl Report<'_> {
     ) -> bool {
         let empty = Labels::new();
         let selector = selector.map_or(&empty, |selector| &selector.match_labels);
-        let mut selected = workloads(self.world, selected_in, selector).peekable();
-        let verifies = |labels: &Labels| !self.world.request_authentications(namespace, labels).is_empty();
+        let mut selected = self.world.workloads(selected_in, selector).peekable();
+        let verifies = |labels: &Labels| self.world.verifies_tokens(namespace, labels);
         selected.peek().is_some() && !selected.any(verifies)
     }
 
@@ -143,36 +141,31 @@ impl Report<'_> {
         }
     }
 
-    pub(super) fn telemetries(&mut self) {
-        for entry in self.world.telemetries.iter() {
-            let about = ObjectReport { entry, kind: Kind::Telemetry };
-            let spec = &entry.object.spec;
-            let tracing = spec.tracing.iter().map(|of| &of.providers).enumerate();
-            let metrics = spec.metrics.iter().map(|of| &of.providers).enumerate();
-            let logs = spec.access_logging.iter().map(|of| &of.providers).enumerate();
-            let named = |list: &'static str| move |(index, providers)| (list, index, providers);
-            let all = tracing.map(named("tracing")).chain(metrics.map(named("metrics")));
-            for (list, index, providers) in all.chain(logs.map(named("accessLogging"))) {
-                let unknown = |of: &&ProviderRef| self.world.provider(&of.name).is_none();
-                let Some(provider) = providers.iter().find(unknown) else { continue };
-                let message =
-                    format!("extensionProviders of the mesh configuration has no {:?}", provider.name);
-                let field = format!("spec.{list}[{index}].providers");
-                self.report(&about, Code::UnknownProvider, field, message, "correct the name");
-            }
-            self.logs_without_provider(&about);
+    pub(super) fn telemetry(&mut self, about: &ObjectReport<'_, Telemetry>) {
+        let spec = &about.entry.object.spec;
+        let tracing = spec.tracing.iter().map(|of| &of.providers).enumerate();
+        let metrics = spec.metrics.iter().map(|of| &of.providers).enumerate();
+        let logs = spec.access_logging.iter().map(|of| &of.providers).enumerate();
+        let named = |list: &'static str| move |(index, providers)| (list, index, providers);
+        let all = tracing.map(named("tracing")).chain(metrics.map(named("metrics")));
+        for (list, index, providers) in all.chain(logs.map(named("accessLogging"))) {
+            let unknown = |of: &&ProviderRef| !self.world.has_provider(&of.name);
+            let Some(provider) = providers.iter().find(unknown) else { continue };
+            let message = format!("extensionProviders of the mesh configuration has no {:?}", provider.name);
+            let field = format!("spec.{list}[{index}].providers");
+            self.report(about, Code::UnknownProvider, field, message, "correct the name");
         }
+        self.logs_without_provider(about);
     }
 
     /// Reports access logs for which neither their object, nor another one, nor the mesh configuration names a provider.
     fn logs_without_provider(&mut self, about: &ObjectReport<'_, Telemetry>) {
-        let (root, namespace) = (&self.world.mesh().root_namespace, about.namespace());
+        let (root, namespace) = (self.world.mesh().root_namespace.as_str(), about.namespace());
         let names_one = |of: &Telemetry| of.access_logging.iter().any(|log| !log.providers.is_empty());
-        let is_inherited = self.world.telemetries.iter().any(|other| {
-            let other = &other.object;
-            let applies = other.meta.namespace == *root || other.meta.namespace == namespace;
-            applies && !std::ptr::eq(&other.spec, &about.entry.object.spec) && names_one(&other.spec)
-        });
+        let applying = [root, namespace].into_iter().flat_map(|of| self.world.telemetries_in(of));
+        let is_inherited = applying
+            .map(|other| &other.object)
+            .any(|other| !std::ptr::eq(&other.spec, &about.entry.object.spec) && names_one(&other.spec));
         if is_inherited || !self.world.mesh().default_providers.access_logging.is_empty() {
             return;
         }
@@ -202,22 +195,17 @@ impl Report<'_> {
         }
     }
 
-    pub(super) fn request_authentications(&mut self) {
-        let root = self.world.mesh().root_namespace.clone();
-        for entry in self.world.request_authentications.iter() {
-            let about = ObjectReport { entry, kind: Kind::RequestAuthentication };
-            let spec = &entry.object.spec;
-            if spec.target_ref.is_none() && spec.target_refs.is_empty() {
-                let namespace = (about.namespace() != root).then(|| about.namespace());
-                self.selects_nothing(&about, spec.selector.as_ref(), namespace);
-            }
+    pub(super) fn request_authentication(&mut self, about: &ObjectReport<'_, RequestAuthentication>) {
+        let spec = &about.entry.object.spec;
+        if spec.target_ref.is_none() && spec.target_refs.is_empty() {
+            self.selects_nothing(about, spec.selector.as_ref(), self.selected_namespace(about));
         }
     }
 
     /// Reports namespaces, service accounts and trust domains that do not exist. An ALLOW rule with one admits no
     /// client, a DENY rule denies none. Reports nothing while no workload is known.
     fn sources(&mut self, about: &ObjectReport<'_, AuthorizationPolicy>, spec: &AuthorizationPolicy) {
-        if spec.action == Action::Audit || !self.any_workload() {
+        if spec.action == Action::Audit || !self.world.any_workload() {
             return;
         }
         for (rule_index, rule) in spec.rules.iter().enumerate() {
@@ -290,10 +278,9 @@ impl Report<'_> {
         name: &str,
         field: String,
     ) {
-        let declared = self.world.service_accounts.get(namespace, name).is_some();
-        let mut pods = self.world.pods.in_namespace(namespace);
-        let in_use = pods.any(|entry| entry.object.spec.service_account == name)
-            || templates_in(self.world, namespace).any(|template| template.spec.service_account == name);
+        let declared = self.world.has_service_account(namespace, name);
+        let in_use = self.world.pods_in(namespace).any(|pod| pod.spec.service_account == name)
+            || self.world.templates_in(namespace).any(|template| template.spec.service_account == name);
         if !declared && !in_use {
             let message = format!("there is no ServiceAccount {namespace}/{name}");
             self.report(about, Code::NoSuchAccount, field, message, "check the name and the namespace");
@@ -301,10 +288,9 @@ impl Report<'_> {
     }
 
     fn namespace(&mut self, about: &ObjectReport<'_, AuthorizationPolicy>, name: &str, field: String) {
-        let world = self.world;
-        let is_known = world.namespace(name).is_some()
-            || runs_in(world, name)
-            || world.service_accounts.in_namespace(name).next().is_some();
+        let world = &self.world;
+        let is_known =
+            world.namespace(name).is_some() || world.runs_in(name) || world.any_service_account(name);
         if is_known || name.contains('*') {
             return;
         }
@@ -333,11 +319,10 @@ impl Report<'_> {
         let namespace = about.namespace();
         let empty = Labels::new();
         let selector = selector.map_or(&empty, |selector| &selector.match_labels);
-        let selected: Vec<&Labels> = workloads(self.world, Some(namespace), selector).collect();
+        let selected: Vec<&Labels> = self.world.workloads(Some(namespace), selector).collect();
         let services: Vec<_> = self
             .world
-            .services
-            .in_namespace(namespace)
+            .services_in(namespace)
             .filter(|entry| {
                 let of = &entry.object.spec.selector;
                 !of.is_empty() && selected.iter().any(|labels| selects(of, labels))
@@ -374,10 +359,6 @@ impl Report<'_> {
         }
     }
 
-    fn any_workload(&self) -> bool {
-        self.world.pods().next().is_some() || self.world.templates().next().is_some()
-    }
-
     /// Reports a selector that matches no workload. Reports nothing while no workload is known.
     pub(super) fn selects_nothing<T>(
         &mut self,
@@ -388,10 +369,10 @@ impl Report<'_> {
         let empty = Labels::new();
         let labels = selector.map_or(&empty, |selector| &selector.match_labels);
         let any = match namespace {
-            Some(namespace) if labels.is_empty() => runs_in(self.world, namespace),
-            _ => workloads(self.world, namespace, labels).next().is_some(),
+            Some(namespace) if labels.is_empty() => self.world.runs_in(namespace),
+            _ => self.world.workloads(namespace, labels).next().is_some(),
         };
-        if any || !self.any_workload() {
+        if any || !self.world.any_workload() {
             return;
         }
         let place =

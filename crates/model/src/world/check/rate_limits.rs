@@ -1,32 +1,28 @@
 //! Checks of RateLimitPolicies: targets and providers that do not exist, attributes that no request has, and rules of
 //! several policies that count the same requests.
 
-use super::{ObjectReport, Report};
+use super::{ObjectReport, Report, recorded::RecordedWorld};
 use crate::{
     analysis::Code,
     api::{Kind, RateLimitPolicy, RateLimitTarget, rate_limit::RateLimitRule},
-    world::{World, store::Entry},
+    world::store::Entry,
 };
 
 impl Report<'_> {
-    pub(super) fn rate_limit_policies(&mut self) {
-        let root = self.world.mesh().root_namespace.clone();
-        for entry in self.world.rate_limit_policies.iter() {
-            let about = ObjectReport { entry, kind: Kind::RateLimitPolicy };
-            let spec = &entry.object.spec;
-            if spec.target_refs.is_empty() {
-                let namespace = (about.namespace() != root).then(|| about.namespace());
-                self.selects_nothing(&about, spec.selector.as_ref(), namespace);
-                self.claims(&about, namespace);
-            }
-            for (index, target) in spec.target_refs.iter().enumerate() {
-                self.limited_target(&about, target, &format!("spec.targetRefs[{index}]"));
-            }
-            for (index, rule) in spec.rules.iter().enumerate() {
-                let field = format!("spec.rules[{index}]");
-                self.rate_limit_service(&about, rule, &field);
-                self.same_limit(&about, rule, &field);
-            }
+    pub(super) fn rate_limit_policy(&mut self, about: &ObjectReport<'_, RateLimitPolicy>) {
+        let spec = &about.entry.object.spec;
+        if spec.target_refs.is_empty() {
+            let namespace = self.selected_namespace(about);
+            self.selects_nothing(about, spec.selector.as_ref(), namespace);
+            self.claims(about, namespace);
+        }
+        for (index, target) in spec.target_refs.iter().enumerate() {
+            self.limited_target(about, target, &format!("spec.targetRefs[{index}]"));
+        }
+        for (index, rule) in spec.rules.iter().enumerate() {
+            let field = format!("spec.rules[{index}]");
+            self.rate_limit_service(about, rule, &field);
+            self.same_limit(about, rule, &field);
         }
     }
 
@@ -37,7 +33,7 @@ impl Report<'_> {
         target: &RateLimitTarget,
         field: &str,
     ) {
-        let Some(sections) = sections(self.world, about.namespace(), target) else {
+        let Some(sections) = sections(&self.world, about.namespace(), target) else {
             let message = format!(
                 "{} {}/{} does not exist, so the policy has no effect on it",
                 target.kind,
@@ -65,7 +61,7 @@ impl Report<'_> {
             );
         }
         let is_of_gateway = || {
-            let rule = self.world.virtual_services.get(about.namespace(), &target.name);
+            let rule = self.world.virtual_service(about.namespace(), &target.name);
             rule.is_some_and(|rule| rule.object.spec.gateways.iter().any(|name| name != "mesh"))
         };
         if target.kind == "VirtualService" && !is_of_gateway() {
@@ -87,8 +83,8 @@ impl Report<'_> {
         field: &str,
     ) {
         let Some(global) = &rule.global else { return };
-        let reason = match self.world.rate_limit_service(&global.provider.name) {
-            Ok((service, ..)) if service.domain.is_empty() && global.domain.is_empty() => {
+        let reason = match self.world.rate_limit_domain(&global.provider.name) {
+            Ok(false) if global.domain.is_empty() => {
                 format!("neither the rule nor provider {:?} has a domain", global.provider.name)
             }
             Ok(_) => return,
@@ -128,7 +124,7 @@ impl Report<'_> {
                 && of.target_refs == spec.target_refs
                 && other.age() < about.entry.age()
         };
-        let mut older = self.world.rate_limit_policies.in_namespace(about.namespace()).filter(is_older);
+        let mut older = self.world.rate_limit_policies_in(about.namespace()).filter(is_older);
         let found = older.find_map(|other| {
             let mut rules = other.object.spec.rules.iter().enumerate();
             let (index, known) = rules.find(|(_, other)| counts_alike(other))?;
@@ -144,25 +140,29 @@ impl Report<'_> {
 }
 
 /// Returns the names of a target's rules; `None` if the target does not exist.
-fn sections<'a>(world: &'a World, namespace: &str, target: &RateLimitTarget) -> Option<Vec<&'a str>> {
+fn sections<'a>(
+    world: &RecordedWorld<'a>,
+    namespace: &str,
+    target: &RateLimitTarget,
+) -> Option<Vec<&'a str>> {
     let name = target.name.as_str();
     if target.is_service() {
-        return world.services.get(namespace, name).map(|_| Vec::new());
+        return world.service_named(namespace, name).map(|_| Vec::new());
     }
     if target.is_gateway() {
-        return world.kubernetes_gateways.get(namespace, name).map(|_| Vec::new());
+        return world.has_kubernetes_gateway(namespace, name).then(Vec::new);
     }
     match target.kind.as_str() {
         "HTTPRoute" => {
-            let rules = &world.http_routes.get(namespace, name)?.object.spec.rules;
+            let rules = &world.http_route(namespace, name)?.rules;
             Some(rules.iter().filter_map(|rule| rule.name.as_deref()).collect())
         }
         "GRPCRoute" => {
-            let rules = &world.grpc_routes.get(namespace, name)?.object.spec.rules;
+            let rules = &world.grpc_route(namespace, name)?.rules;
             Some(rules.iter().filter_map(|rule| rule.name.as_deref()).collect())
         }
         "VirtualService" => {
-            let entry = world.virtual_services.get(namespace, name);
+            let entry = world.virtual_service(namespace, name);
             let entry = entry.filter(|entry| entry.object.spec.derived.is_none())?;
             Some(entry.object.spec.http.iter().map(|rule| rule.name.as_str()).collect())
         }

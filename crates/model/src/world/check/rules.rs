@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{ObjectReport, Report, label_text, templates_in, workloads};
+use super::{ObjectReport, Report, label_text};
 use crate::{
     analysis::Code,
     api::{
@@ -22,24 +22,24 @@ use crate::{
 };
 
 impl<'a> Report<'a> {
-    pub(super) fn virtual_services(&mut self) {
-        let written = self.world.virtual_services.iter().filter(|entry| entry.object.spec.derived.is_none());
-        for entry in written {
-            let about = ObjectReport { entry, kind: Kind::VirtualService };
-            let spec = &entry.object.spec;
-            if !spec.is_for_mesh() {
-                continue;
-            }
-            self.hosts(&about, spec);
-            for (index, route) in spec.http.iter().enumerate() {
-                self.matches(&about, spec, &format!("spec.http[{index}]"), route);
-                for (field, destination) in destinations(route) {
-                    self.destination(&about, &format!("spec.http[{index}].{field}"), destination);
-                }
-            }
-            self.connections(&about, spec);
-            self.delegates(&about);
+    pub(super) fn virtual_service(&mut self, about: &ObjectReport<'_, VirtualService>) {
+        let spec = &about.entry.object.spec;
+        if spec.derived.is_some() {
+            return;
         }
+        self.bound(about, spec);
+        if !spec.is_for_mesh() {
+            return;
+        }
+        self.hosts(about, spec);
+        for (index, route) in spec.http.iter().enumerate() {
+            self.matches(about, spec, &format!("spec.http[{index}]"), route);
+            for (field, destination) in destinations(route) {
+                self.destination(about, &format!("spec.http[{index}].{field}"), destination);
+            }
+        }
+        self.connections(about, spec);
+        self.delegates(about);
     }
 
     /// Checks the rules for TCP and TLS.
@@ -76,7 +76,7 @@ impl<'a> Report<'a> {
     fn delegates(&mut self, about: &ObjectReport<'_, VirtualService>) {
         let root = &about.entry.object;
         if root.spec.hosts.is_empty() {
-            if self.world.roots_of(&root.meta.namespace, &root.meta.name).next().is_none() {
+            if !self.world.is_delegate(&root.meta.namespace, &root.meta.name) {
                 let message = "has no hosts, and no VirtualService delegates to it: it has no effect";
                 let remedy = "add hosts, or name it in the delegate of another VirtualService";
                 self.report(about, Code::UnusedDelegate, "spec.hosts", message, remedy);
@@ -116,9 +116,9 @@ impl<'a> Report<'a> {
 
     /// Returns the oldest VirtualService of a user with HTTP rules for this host that a namespace sees.
     fn first_of(&mut self, host: &str, namespace: &str) -> Option<&'a Entry<VirtualService>> {
-        let world = self.world;
+        self.world.record_rules_of(host);
         *self.routes_of.entry((host.to_owned(), namespace.to_owned())).or_insert_with(|| {
-            let rivals = world.virtual_service_entries(host, namespace, |_| true);
+            let rivals = self.world.virtual_service_entries(host, namespace, |_| true);
             rivals.into_iter().find(|other| other.object.spec.derived.is_none())
         })
     }
@@ -172,7 +172,7 @@ impl<'a> Report<'a> {
             self.report(about, Code::ShortHost, field, message, format!("write {completed}"));
         } else if full.ends_with(&format!(".svc.{DOMAIN}"))
             && !full.starts_with('*')
-            && self.world.services().next().is_some()
+            && self.world.any_service()
         {
             let message = format!("there is no service {full}, so the rules apply to no service");
             let remedy = self.service_remedy(host, about.namespace());
@@ -197,7 +197,6 @@ impl<'a> Report<'a> {
         let ports: BTreeSet<u16> =
             services.iter().flat_map(|service| service.spec.ports.iter().map(|port| port.port)).collect();
         let ports: Vec<String> = ports.iter().map(ToString::to_string).collect();
-        let any_workload = self.world.pods().next().is_some() || self.world.templates().next().is_some();
         for (index, matched) in route.matches.iter().enumerate() {
             let at = format!("{at}.match[{index}]");
             if let Some(number) = matched.port.filter(|number| !ports.contains(&number.to_string())) {
@@ -206,7 +205,10 @@ impl<'a> Report<'a> {
                 self.report(about, Code::UnknownPortOfService, format!("{at}.port"), message, remedy);
             }
             let labels = &matched.source_labels;
-            if any_workload && !labels.is_empty() && workloads(self.world, None, labels).next().is_none() {
+            if !labels.is_empty()
+                && self.world.any_workload()
+                && self.world.workloads(None, labels).next().is_none()
+            {
                 let message = format!("no workload has {}, so this never matches", label_text(labels));
                 self.report(
                     about,
@@ -230,7 +232,7 @@ impl<'a> Report<'a> {
             let message = format!("there is no service {full}; requests get 503");
             let remedy = self.service_remedy(&destination.host, about.namespace());
             // Routing rules are also checked without the services.
-            let any = self.world.services().next().is_some();
+            let any = self.world.any_service();
             let code = if any { Code::UnknownHost } else { Code::HostNotChecked };
             return self.report(about, code, format!("{field}.host"), message, remedy);
         };
@@ -271,40 +273,33 @@ impl<'a> Report<'a> {
     /// Returns a remedy with the service that was probably meant.
     fn service_remedy(&self, host: &str, namespace: &str) -> String {
         let bare = host.split('.').next().unwrap_or(host);
-        let elsewhere = self.world.services.iter().find(|entry| entry.object.meta.name == bare);
-        if let Some(entry) = elsewhere {
-            return format!("did you mean {}?", entry.object.fqdn());
+        let elsewhere = self.world.services().find(|service| service.meta.name == bare);
+        if let Some(service) = elsewhere {
+            return format!("did you mean {}?", service.fqdn());
         }
-        let names: Vec<&str> = self
-            .world
-            .services
-            .in_namespace(namespace)
-            .map(|entry| entry.object.meta.name.as_str())
-            .collect();
+        let services = self.world.services_in(namespace);
+        let names: Vec<&str> = services.map(|entry| entry.object.meta.name.as_str()).collect();
         match nearest(bare, &names) {
             Some(near) => format!("did you mean {near}?"),
             None => "check the name, or add the Service".to_owned(),
         }
     }
 
-    pub(super) fn destination_rules(&mut self) {
-        for entry in self.world.destination_rules.iter() {
-            let about = ObjectReport { entry, kind: Kind::DestinationRule };
-            let spec = &entry.object.spec;
-            let full = fqdn(&spec.host, about.namespace());
-            let Some(service) = self.world.service(&full) else {
-                let any = self.world.services().any(|service| host_matches(&full, &service.fqdn()));
-                if !any {
-                    let message = format!("there is no service {full}, so the rule has no effect");
-                    let remedy = self.service_remedy(&spec.host, about.namespace());
-                    self.report(&about, Code::HostWithoutService, "spec.host", message, remedy);
-                }
-                continue;
-            };
-            self.subsets(&about, spec, service);
-            self.tls_mismatch(&about, spec, service);
-            self.port_settings(&about, spec, service);
-        }
+    pub(super) fn destination_rule(&mut self, about: &ObjectReport<'_, DestinationRule>) {
+        let spec = &about.entry.object.spec;
+        let full = fqdn(&spec.host, about.namespace());
+        let Some(service) = self.world.service(&full) else {
+            let any = self.world.services().any(|service| host_matches(&full, &service.fqdn()));
+            if !any {
+                let message = format!("there is no service {full}, so the rule has no effect");
+                let remedy = self.service_remedy(&spec.host, about.namespace());
+                self.report(about, Code::HostWithoutService, "spec.host", message, remedy);
+            }
+            return;
+        };
+        self.subsets(about, spec, service);
+        self.tls_mismatch(about, spec, service);
+        self.port_settings(about, spec, service);
     }
 
     /// Reports subsets without pods, unless the service has no pod at all, which is another problem.
@@ -315,7 +310,7 @@ impl<'a> Report<'a> {
         service: &Typed<Service>,
     ) {
         let namespace = Some(service.meta.namespace.as_str());
-        let behind: Vec<_> = workloads(self.world, namespace, &service.spec.selector).collect();
+        let behind: Vec<_> = self.world.workloads(namespace, &service.spec.selector).collect();
         if service.spec.selector.is_empty() || behind.is_empty() {
             return;
         }
@@ -369,8 +364,8 @@ impl<'a> Report<'a> {
     /// Returns whether a workload behind a service has this mode at one of the ports. Only for workloads without pods:
     /// pods tell themselves.
     fn is_mode_of_templates(&self, service: &Typed<Service>, mode: MtlsMode) -> bool {
-        let (world, namespace) = (self.world, service.meta.namespace.as_str());
-        if service.spec.selector.is_empty() || world.pods.in_namespace(namespace).next().is_some() {
+        let (world, namespace) = (&self.world, service.meta.namespace.as_str());
+        if service.spec.selector.is_empty() || world.pods_in(namespace).next().is_some() {
             return false;
         }
         let injected = world
@@ -381,7 +376,7 @@ impl<'a> Report<'a> {
             let out = labels.get("sidecar.istio.io/inject").is_some_and(|value| value == "false");
             injected && !out && selects(&service.spec.selector, labels)
         };
-        templates_in(world, namespace).filter(of_service).any(|template| {
+        world.templates_in(namespace).filter(of_service).any(|template| {
             let number = |port: &ServicePort| match &port.target {
                 TargetPort::Number(number) => Some(*number),
                 TargetPort::Name(name) => {

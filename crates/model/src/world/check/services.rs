@@ -1,8 +1,8 @@
 //! Checks of Services: conflicting addresses, and named ports that no container has.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
-use super::{ObjectReport, Report, label_text, templates_in, workloads};
+use super::{ObjectReport, Report, label_text};
 use crate::{
     analysis::Code,
     api::{
@@ -10,36 +10,26 @@ use crate::{
         kube::{ContainerPort, TargetPort},
         selects,
     },
-    world::store::Entry,
 };
 
 impl Report<'_> {
-    pub(super) fn services(&mut self) {
-        let mut addresses = HashMap::new();
-        let mut http_ports = HashMap::new();
-        let kubernetes = |entry: &&Entry<Service>| entry.object.spec.entry_host.is_none();
-        for entry in self.world.services.iter().filter(kubernetes) {
-            for port in entry.object.spec.ports.iter().filter(|port| port.protocol.is_http()) {
-                http_ports.entry(port.port).or_insert(ObjectReport { entry, kind: Kind::Service });
+    pub(super) fn service(&mut self, about: &ObjectReport<'_, Service>) {
+        let spec = &about.entry.object.spec;
+        if spec.entry_host.is_some() {
+            return;
+        }
+        for address in &spec.cluster_ips {
+            let same = self.world.services_with_address(*address);
+            let before = same.iter().take_while(|other| !std::ptr::eq(**other, about.entry)).last();
+            if let Some(entry) = before.copied() {
+                let other = ObjectReport { entry, kind: Kind::Service }.name();
+                let message = format!("{address} is also the address of {other}");
+                let remedy = "use a different address for each Service";
+                self.report(about, Code::AddressConflict, "spec.clusterIP", message, remedy);
             }
         }
-        for entry in self.world.services.iter().filter(kubernetes) {
-            let about = ObjectReport { entry, kind: Kind::Service };
-            for address in &entry.object.spec.cluster_ips {
-                if let Some(other) = addresses.insert(*address, ObjectReport { entry, kind: Kind::Service }) {
-                    let message = format!("{address} is also the address of {}", other.name());
-                    self.report(
-                        &about,
-                        Code::AddressConflict,
-                        "spec.clusterIP",
-                        message,
-                        "use a different address for each Service",
-                    );
-                }
-            }
-            self.named_ports(&about);
-            self.addressless(&about, &http_ports);
-        }
+        self.named_ports(about);
+        self.addressless(about);
     }
 
     /// Reports a `targetPort` by a name that no container port has.
@@ -49,17 +39,17 @@ impl Report<'_> {
             return;
         }
         let namespace = about.namespace();
-        let taken = workloads(self.world, Some(namespace), &service.spec.selector).next().is_some()
+        let taken = self.world.workloads(Some(namespace), &service.spec.selector).next().is_some()
             || self.world.entries_selected(namespace, &service.spec.selector).next().is_some();
         // Only if any workload is known, since rules may be checked alone.
-        let any = self.world.pods().next().is_some() || self.world.templates().next().is_some();
+        let any = self.world.any_workload();
         if any && !taken {
             let wanted = label_text(&service.spec.selector);
             let message = format!("no pod of namespace {namespace} has {wanted}, so it has no endpoints");
             self.report(about, Code::SelectsNothing, "spec.selector", message, "check labels and namespace");
         }
         let pods = self.world.pods_selected(namespace, &service.spec.selector).map(|pod| &pod.spec.ports);
-        let templates = templates_in(self.world, namespace);
+        let templates = self.world.templates_in(namespace);
         let templates = templates.filter(|template| selects(&service.spec.selector, &template.spec.labels));
         let declared: Vec<&Vec<ContainerPort>> =
             pods.chain(templates.map(|template| &template.spec.ports)).collect();
@@ -93,11 +83,7 @@ impl Report<'_> {
 
     /// Reports TCP ports without an address of their own. Only the port distinguishes them, and HTTP may use it
     /// already.
-    fn addressless(
-        &mut self,
-        about: &ObjectReport<'_, Service>,
-        http_ports: &HashMap<u16, ObjectReport<'_, Service>>,
-    ) {
+    fn addressless(&mut self, about: &ObjectReport<'_, Service>) {
         let spec = &about.entry.object.spec;
         if !spec.cluster_ips.is_empty() || spec.headless || spec.external_name.is_some() {
             return;
@@ -108,7 +94,8 @@ impl Report<'_> {
             .enumerate()
             .filter(|(_, port)| matches!(port.protocol, Protocol::Tcp | Protocol::Mongo))
         {
-            if let Some(other) = http_ports.get(&port.port) {
+            if let Some(entry) = self.world.service_with_http_port(port.port) {
+                let other = ObjectReport { entry, kind: Kind::Service };
                 let message = format!(
                     "has no address, and port {} is an HTTP port of {}: connections to it are treated as HTTP",
                     port.port,

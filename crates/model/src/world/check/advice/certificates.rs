@@ -18,7 +18,7 @@ impl Report<'_> {
     /// Reports certificates of Secrets that are not valid at the time `now`, in seconds since 1970, or that expire
     /// soon.
     pub(super) fn certificates(&mut self, now: i64) {
-        let world = self.world;
+        let world = self.world.unrecorded();
         for entry in world.secrets.iter() {
             let Some(pair) = entry.object.spec.pair() else { continue };
             let about = ObjectReport { entry, kind: Kind::Secret };
@@ -47,7 +47,7 @@ impl Report<'_> {
 
     /// Reports TLS settings that do not verify the server, or verify it with the roots of the system.
     pub(super) fn server_verification(&mut self) {
-        let world = self.world;
+        let world = self.world.unrecorded();
         for entry in world.destination_rules.iter() {
             let about = ObjectReport { entry, kind: Kind::DestinationRule };
             for (field, tls) in tls_settings(&entry.object.spec) {

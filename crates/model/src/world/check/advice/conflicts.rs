@@ -13,7 +13,7 @@ use crate::{
 impl Report<'_> {
     /// Reports settings that an older rule of the same host, selector and `exportTo` has too.
     pub(super) fn destination_rule_conflicts(&mut self) {
-        let mut rules: Vec<_> = self.world.destination_rules.iter().collect();
+        let mut rules: Vec<_> = self.world.unrecorded().destination_rules.iter().collect();
         rules.sort_by(|one, other| one.age().cmp(&other.age()));
         let mut by_host: BTreeMap<(&str, String), Vec<&Entry<DestinationRule>>> = BTreeMap::new();
         let mut found = Vec::new();
@@ -56,7 +56,7 @@ impl Report<'_> {
 
     /// Reports ports of ServiceEntries that an older entry with the same host has with another protocol.
     pub(super) fn entry_protocols(&mut self) {
-        let world = self.world;
+        let world = self.world.unrecorded();
         let mut entries: Vec<_> = world.service_entries.iter().collect();
         entries.sort_by(|one, other| one.age().cmp(&other.age()));
         let mut seen: BTreeMap<(&str, u32), (&Entry<ServiceEntry>, &str)> = BTreeMap::new();
@@ -93,7 +93,7 @@ impl Report<'_> {
     /// Reports destinations without a subset at gateways, if another rule has subsets for the same host.
     pub(super) fn subsets_at_gateways(&mut self) {
         let mut divided: BTreeMap<String, &Entry<VirtualService>> = BTreeMap::new();
-        let world = self.world;
+        let world = self.world.unrecorded();
         let written = || world.virtual_services.iter().filter(|entry| entry.object.spec.derived.is_none());
         for entry in written() {
             let (meta, spec) = (&entry.object.meta, &entry.object.spec);

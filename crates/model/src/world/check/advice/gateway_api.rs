@@ -11,7 +11,7 @@ use crate::{
 impl Report<'_> {
     /// Reports conditions that do not hold.
     pub(super) fn gateway_api(&mut self) {
-        for status in self.world.gateway_api_status() {
+        for status in self.world.unrecorded().gateway_api_status() {
             let Some(origin) = self.origin_of_route(&status.object) else { continue };
             let about = (&status.object, &origin);
             for listener in &status.listeners {
@@ -44,7 +44,7 @@ impl Report<'_> {
 
     /// Reports Secrets of listeners that do not exist.
     fn listener_secrets(&mut self, about: (&ObjectKey, &Origin)) {
-        let world = self.world;
+        let world = self.world.unrecorded();
         let (namespace, name) = (about.0.namespace.as_str(), about.0.name.as_str());
         let listeners = match about.0.kind {
             Kind::KubernetesGateway => {
@@ -73,7 +73,7 @@ impl Report<'_> {
 
     fn origin_of_route(&self, key: &ObjectKey) -> Option<Origin> {
         let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
-        let world = self.world;
+        let world = self.world.unrecorded();
         let origin = match key.kind {
             Kind::KubernetesGateway => &world.kubernetes_gateways.get(namespace, name)?.origin,
             Kind::ListenerSet => &world.listener_sets.get(namespace, name)?.origin,

@@ -13,8 +13,8 @@ use crate::{
 impl Report<'_> {
     /// Reports ports of servers that no Service of the Gateway's pods has.
     pub(super) fn gateway_ports(&mut self) {
-        let world = self.world;
-        for entry in written(self.world) {
+        let world = self.world.unrecorded();
+        for entry in written(self.world.unrecorded()) {
             let about = ObjectReport { entry, kind: Kind::Gateway };
             let selector = &entry.object.spec.selector;
             let pods = world.pods().map(|pod| (&pod.meta.namespace, &*pod.meta.labels));
@@ -58,7 +58,7 @@ impl Report<'_> {
         let mut hosts: BTreeMap<(&Labels, u32, &str), &Entry<Gateway>> = BTreeMap::new();
         let mut certificates: BTreeMap<(&Labels, &str), &Entry<Gateway>> = BTreeMap::new();
         let mut found = Vec::new();
-        let mut gateways = written(self.world);
+        let mut gateways = written(self.world.unrecorded());
         gateways.sort_by(|one, other| one.age().cmp(&other.age()));
         for entry in gateways {
             let spec = &entry.object.spec;

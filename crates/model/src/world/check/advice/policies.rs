@@ -17,7 +17,7 @@ impl Report<'_> {
     /// Reports policies with attributes of HTTP for workloads without an HTTP port, and policies for tokens whose
     /// workloads have ports of another protocol.
     pub(super) fn policies_on_tcp(&mut self) {
-        let world = self.world;
+        let world = self.world.unrecorded();
         for entry in world.authorization_policies.iter() {
             let about = ObjectReport { entry, kind: Kind::AuthorizationPolicy };
             let spec = &entry.object.spec;

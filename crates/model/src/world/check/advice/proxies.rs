@@ -31,7 +31,7 @@ type SelectorUsers<'a, T> = Vec<(&'a Entry<T>, Option<&'a Labels>)>;
 impl Report<'_> {
     /// Reports Sidecars that select nothing, the same workload, or hosts that do not exist.
     pub(super) fn sidecars(&mut self) {
-        let world = self.world;
+        let world = self.world.unrecorded();
         let mut namespaces: BTreeMap<&str, SelectorUsers<'_, Sidecar>> = BTreeMap::new();
         for entry in world.sidecars.iter() {
             let selector = entry.object.spec.workload_selector.as_ref().map(|selector| &selector.labels);
@@ -45,7 +45,7 @@ impl Report<'_> {
 
     /// Reports Telemetries that select nothing or the same workload.
     pub(super) fn several_telemetries(&mut self) {
-        let world = self.world;
+        let world = self.world.unrecorded();
         let mut namespaces: BTreeMap<&str, SelectorUsers<'_, Telemetry>> = BTreeMap::new();
         let attached = |of: &Telemetry| of.target_ref.is_some() || !of.target_refs.is_empty();
         for entry in world.telemetries.iter().filter(|entry| !attached(&entry.object.spec)) {
@@ -65,7 +65,8 @@ impl Report<'_> {
         [same, without]: [Code; 2],
         field: &str,
     ) {
-        let any = self.world.pods().next().is_some() || self.world.templates().next().is_some();
+        let any = self.world.unrecorded().pods().next().is_some()
+            || self.world.unrecorded().templates().next().is_some();
         let mut pairs = 0;
         for (namespace, objects) in namespaces {
             let name = |entry: &Entry<T>| ObjectReport { entry, kind }.name();
@@ -79,21 +80,24 @@ impl Report<'_> {
             }
             let narrow: SelectorUsers<'_, T> =
                 objects.into_iter().filter(|(_, selector)| selector.is_some()).collect();
-            let root = namespace == self.world.mesh().root_namespace;
+            let root = namespace == self.world.unrecorded().mesh().root_namespace;
             for (entry, selector) in &narrow {
                 let Some(selector) = selector.filter(|_| any) else { continue };
                 let within = (!root).then_some(namespace);
-                if workloads(self.world, within, selector).next().is_none() {
+                if workloads(self.world.unrecorded(), within, selector).next().is_none() {
                     let message = format!("no workload has {}, so it has no effect", label_text(selector));
                     let about = ObjectReport { entry, kind };
                     self.report(&about, Code::SelectsNothing, field, message, "check labels and namespace");
                 }
             }
-            pairs += narrow.len() * workloads(self.world, Some(namespace), &Labels::new()).count();
+            pairs +=
+                narrow.len() * workloads(self.world.unrecorded(), Some(namespace), &Labels::new()).count();
             if narrow.len() < 2 || pairs > MAX_PAIRS {
                 continue;
             }
-            for labels in workloads(self.world, Some(namespace), &Labels::new()).collect::<Vec<_>>() {
+            for labels in
+                workloads(self.world.unrecorded(), Some(namespace), &Labels::new()).collect::<Vec<_>>()
+            {
                 let selecting: Vec<&Entry<T>> = narrow
                     .iter()
                     .filter(|(_, selector)| selector.is_some_and(|selector| selects(selector, labels)))
@@ -111,7 +115,7 @@ impl Report<'_> {
 
     /// Reports hosts of egress listeners that match no service.
     fn sidecar_hosts(&mut self, about: &ObjectReport<'_, Sidecar>) {
-        let world = self.world;
+        let world = self.world.unrecorded();
         if world.services().next().is_none() {
             return;
         }
@@ -146,7 +150,7 @@ impl Report<'_> {
 
     /// Reports patches that depend on the order of other filters.
     pub(super) fn envoy_filters(&mut self) {
-        let world = self.world;
+        let world = self.world.unrecorded();
         for entry in world.envoy_filters.iter() {
             let about = ObjectReport { entry, kind: Kind::EnvoyFilter };
             for (index, patch) in entry.object.spec.config_patches.iter().enumerate() {

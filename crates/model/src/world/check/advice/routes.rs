@@ -18,7 +18,7 @@ impl Report<'_> {
     /// Reports destinations that the namespace of the rule does not see, and those without a port where the Service has
     /// several.
     pub(super) fn hidden_and_ambiguous_hosts(&mut self) {
-        let world = self.world;
+        let world = self.world.unrecorded();
         for entry in written(world) {
             let about = ObjectReport { entry, kind: Kind::VirtualService };
             for (rule, route) in entry.object.spec.http.iter().enumerate() {
@@ -49,7 +49,7 @@ impl Report<'_> {
 
     /// Reports matches that an earlier match of the same rule, or of an earlier one, covers.
     pub(super) fn covered_matches(&mut self) {
-        for entry in written(self.world) {
+        for entry in written(self.world.unrecorded()) {
             let about = ObjectReport { entry, kind: Kind::VirtualService };
             let spec = &entry.object.spec;
             // The delegate of a rule may match less than the rule.
@@ -104,8 +104,8 @@ impl Report<'_> {
 
     /// Reports matches on claims of tokens at gateways that verify no tokens.
     pub(super) fn claims_at_gateways(&mut self) {
-        let world = self.world;
-        for entry in written(self.world) {
+        let world = self.world.unrecorded();
+        for entry in written(self.world.unrecorded()) {
             let about = ObjectReport { entry, kind: Kind::VirtualService };
             let spec = &entry.object.spec;
             let claims = spec.http.iter().enumerate().find_map(|(rule, route)| {
@@ -138,7 +138,7 @@ impl Report<'_> {
 
     /// Returns whether a policy for tokens applies to pods with these labels, or to such a pod if none is known.
     fn verifies_tokens(&self, namespace: &str, selector: &Labels) -> bool {
-        let world = self.world;
+        let world = self.world.unrecorded();
         let pods = world.pods().map(|pod| (&pod.meta.namespace, &*pod.meta.labels));
         let templates = world.templates().map(|template| (&template.meta.namespace, &template.spec.labels));
         let mut known = pods.chain(templates).filter(|(_, labels)| selects(selector, labels)).peekable();
@@ -150,11 +150,13 @@ impl Report<'_> {
 
     /// Reports namespaces of `exportTo` in which nothing runs. Reports nothing while no workload is known.
     pub(super) fn export_to(&mut self) {
-        if self.world.pods().next().is_none() && self.world.templates().next().is_none() {
+        if self.world.unrecorded().pods().next().is_none()
+            && self.world.unrecorded().templates().next().is_none()
+        {
             return;
         }
-        let world = self.world;
-        for entry in written(self.world) {
+        let world = self.world.unrecorded();
+        for entry in written(self.world.unrecorded()) {
             self.exported(&ObjectReport { entry, kind: Kind::VirtualService }, &entry.object.spec.export_to);
         }
         for entry in world.destination_rules.iter() {
@@ -169,9 +171,9 @@ impl Report<'_> {
         for (index, name) in list.iter().enumerate() {
             let is_word = matches!(name.as_str(), "." | "*" | "~");
             let known = is_word
-                || self.world.namespace(name).is_some()
-                || runs_in(self.world, name)
-                || self.world.services.in_namespace(name).next().is_some();
+                || self.world.unrecorded().namespace(name).is_some()
+                || runs_in(self.world.unrecorded(), name)
+                || self.world.unrecorded().services.in_namespace(name).next().is_some();
             if !known {
                 let message = format!("no workload runs in namespace {name}");
                 let field = format!("spec.exportTo[{index}]");

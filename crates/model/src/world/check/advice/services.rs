@@ -12,7 +12,7 @@ use crate::{
 impl Report<'_> {
     /// Reports ports that declare no protocol, and TCP ports of ExternalName Services.
     pub(super) fn service_ports_by_name(&mut self) {
-        let world = self.world;
+        let world = self.world.unrecorded();
         let typos = self.diagnostics.iter().filter(|found| found.code == Code::PortProtocolTypo);
         let typos: BTreeSet<(String, u32)> = typos.map(|found| (found.file.clone(), found.line)).collect();
         for entry in world.services.iter().filter(|entry| entry.object.spec.entry_host.is_none()) {
@@ -45,7 +45,7 @@ impl Report<'_> {
     /// Reports workloads of several Services, if two of these use the same port with different protocols, or map
     /// different ports to one port of the container.
     pub(super) fn pods_of_several_services(&mut self) {
-        let world = self.world;
+        let world = self.world.unrecorded();
         for entry in world.templates.values().flat_map(|templates| templates.iter()) {
             let about = ObjectReport { entry, kind: entry.object.spec.kind };
             let services = world.services_selecting(about.namespace(), &entry.object.spec.labels);
@@ -85,7 +85,7 @@ impl Report<'_> {
     pub(super) fn entry_addresses(&mut self) {
         let mut seen: BTreeMap<(&str, u32), &Entry<ServiceEntry>> = BTreeMap::new();
         let mut found = Vec::new();
-        let mut entries: Vec<_> = self.world.service_entries.iter().collect();
+        let mut entries: Vec<_> = self.world.unrecorded().service_entries.iter().collect();
         entries.sort_by(|one, other| one.age().cmp(&other.age()));
         for entry in entries {
             let spec = &entry.object.spec;

@@ -1,0 +1,218 @@
+//! Validation after a change: the diagnostics of each object are kept, with the inputs of its checks
+//! ([`RecordedWorld`](super::recorded)). Only objects with a changed input are checked again, so that a change of one
+//! object costs little in a large mesh.
+//!
+//! Changed inputs are found by comparing the objects with those of the last validation. Both share the maps that have
+//! not changed, so most are compared by address.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, RandomState},
+};
+
+use super::{
+    super::{World, hosts::fqdn, mesh_hosts, store::Store},
+    ObjectReport, Report,
+    recorded::Input,
+};
+use crate::{
+    api::{Kind, Typed},
+    diagnostic::Diagnostic,
+};
+
+/// Validates a World again and again, and repeats only the checks whose inputs have changed.
+#[derive(Debug, Default)]
+pub struct Validator {
+    hasher: RandomState,
+    /// Objects at the last validation, without indexes; `None` before the first one.
+    before: Option<World>,
+    /// What is known about each object, by the hash of its [`Input::Object`].
+    kept: HashMap<u64, Checked>,
+}
+
+/// Result of the checks of an object.
+#[derive(Debug)]
+struct Checked {
+    /// Hashes of the inputs, in order.
+    inputs: Box<[u64]>,
+    diagnostics: Vec<Diagnostic>,
+}
+
+impl Validator {
+    /// Returns what [`World::validate`] returns.
+    pub fn validate(&mut self, world: &World) -> Vec<Diagnostic> {
+        let is_first = self.before.is_none();
+        self.forget_changed(world);
+        self.check_others(world);
+        let kept = self.kept.values().flat_map(|checked| &checked.diagnostics);
+        let mut diagnostics: Vec<Diagnostic> = kept.cloned().collect();
+        diagnostics.sort();
+        diagnostics.dedup();
+        debug_assert!(is_first || diagnostics == world.validate(), "a check does not record what it reads");
+        diagnostics
+    }
+
+    /// Removes what is known about objects of which an input has changed.
+    fn forget_changed(&mut self, world: &World) {
+        let mut before = self.before.take().unwrap_or_default();
+        let has_same_mesh = std::ptr::eq(before.mesh(), world.mesh()) || before.mesh() == world.mesh();
+        if !has_same_mesh || before.allocates() != world.allocates() {
+            self.kept.clear();
+        }
+        let mut changes = Changes { hasher: &self.hasher, inputs: Vec::new() };
+        changes.find(&mut before, world);
+        let mut changed = changes.inputs;
+        changed.sort_unstable();
+        self.kept
+            .retain(|_, checked| checked.inputs.iter().all(|input| changed.binary_search(input).is_err()));
+        self.before = Some(before);
+    }
+
+    /// Checks all objects about which nothing is known.
+    fn check_others(&mut self, world: &World) {
+        let mut pass = Pass { report: Report::new(world, self.hasher.clone()), kept: &mut self.kept };
+        pass.check(Kind::VirtualService, &world.virtual_services, Report::virtual_service);
+        pass.check(Kind::DestinationRule, &world.destination_rules, Report::destination_rule);
+        pass.check(Kind::Gateway, &world.gateways, Report::gateway);
+        pass.check(Kind::Service, &world.services, Report::service);
+        pass.check(Kind::ServiceEntry, &world.service_entries, Report::service_entry);
+        pass.check(Kind::PeerAuthentication, &world.peer_authentications, Report::peer_authentication);
+        pass.check(Kind::AuthorizationPolicy, &world.authorization_policies, Report::authorization_policy);
+        pass.check(
+            Kind::RequestAuthentication,
+            &world.request_authentications,
+            Report::request_authentication,
+        );
+        pass.check(Kind::Telemetry, &world.telemetries, Report::telemetry);
+        pass.check(Kind::RateLimitPolicy, &world.rate_limit_policies, Report::rate_limit_policy);
+        for (kind, templates) in &world.templates {
+            pass.check(*kind, templates, Report::template);
+        }
+    }
+}
+
+struct Pass<'a, 'v> {
+    report: Report<'a>,
+    kept: &'v mut HashMap<u64, Checked>,
+}
+
+impl<'a> Pass<'a, '_> {
+    fn check<T>(
+        &mut self,
+        kind: Kind,
+        store: &'a Store<T>,
+        check: impl Fn(&mut Report<'a>, &ObjectReport<'a, T>),
+    ) {
+        for entry in store.iter() {
+            let meta = &entry.object.meta;
+            let key = self.report.world.hash(Input::Object(kind, &meta.namespace, &meta.name));
+            if self.kept.contains_key(&key) {
+                continue;
+            }
+            self.report.world.record(Input::Object(kind, &meta.namespace, &meta.name));
+            check(&mut self.report, &ObjectReport { entry, kind });
+            let inputs = self.report.world.take_inputs();
+            let diagnostics = std::mem::take(&mut self.report.diagnostics);
+            self.kept.insert(key, Checked { inputs, diagnostics });
+        }
+    }
+}
+
+/// Hashes of changed inputs.
+struct Changes<'a> {
+    hasher: &'a RandomState,
+    inputs: Vec<u64>,
+}
+
+impl Changes<'_> {
+    /// Adds what differs between two Worlds. Then `before` has the objects of `after`.
+    fn find(&mut self, before: &mut World, after: &World) {
+        macro_rules! compare {
+            ($($store:ident $kind:ident),* $(,)?) => {
+                $(self.compare(Kind::$kind, &mut before.$store, &after.$store, |_, _| {});)*
+            };
+        }
+        compare!(
+            namespaces Namespace, service_accounts ServiceAccount, secrets Secret, pods Pod,
+            slices EndpointSlice, service_entries ServiceEntry, entry_workloads WorkloadEntry,
+            peer_authentications PeerAuthentication, authorization_policies AuthorizationPolicy,
+            gateways Gateway, request_authentications RequestAuthentication, telemetries Telemetry,
+            kubernetes_gateways KubernetesGateway, http_routes HttpRoute, grpc_routes GrpcRoute,
+            rate_limit_policies RateLimitPolicy,
+        );
+        self.find_templates(before, after);
+        self.compare(Kind::Service, &mut before.services, &after.services, |changes, service| {
+            changes.add_host(&service.fqdn());
+            for address in &service.spec.cluster_ips {
+                changes.add(Input::Address(*address));
+            }
+        });
+        self.compare(
+            Kind::VirtualService,
+            &mut before.virtual_services,
+            &after.virtual_services,
+            |changes, rule| mesh_hosts(rule).iter().for_each(|host| changes.add_host(host)),
+        );
+        self.compare(
+            Kind::DestinationRule,
+            &mut before.destination_rules,
+            &after.destination_rules,
+            |changes, rule| changes.add_host(&fqdn(&rule.spec.host, &rule.meta.namespace)),
+        );
+        before.mesh.clone_from(&after.mesh);
+        before.default_mesh.clone_from(&after.default_mesh);
+        before.allocated.clone_from(&after.allocated);
+    }
+
+    fn find_templates(&mut self, before: &mut World, after: &World) {
+        let none = Store::default();
+        for kind in after.templates.keys() {
+            before.templates.entry(*kind).or_default();
+        }
+        for (kind, known) in &mut before.templates {
+            let templates = after.templates.get(kind).unwrap_or(&none);
+            if known.is_empty() != templates.is_empty() {
+                self.add(Input::Any(Kind::Pod));
+            }
+            self.compare(*kind, known, templates, |changes, template| {
+                changes.add_kind(Kind::Pod, &template.meta.namespace);
+            });
+        }
+    }
+
+    /// Adds the inputs that the differences of a kind affect, and those of `more` for each state of each object.
+    fn compare<T: Clone + PartialEq>(
+        &mut self,
+        kind: Kind,
+        before: &mut Store<T>,
+        after: &Store<T>,
+        more: impl Fn(&mut Self, &Typed<T>),
+    ) {
+        before.differences(after, |entry| {
+            let meta = &entry.object.meta;
+            self.add_kind(kind, &meta.namespace);
+            self.add(Input::Object(kind, &meta.namespace, &meta.name));
+            more(self, &entry.object);
+        });
+        if before.is_empty() != after.is_empty() {
+            self.add(Input::Any(kind));
+        }
+        *before = after.clone();
+    }
+
+    fn add_kind(&mut self, kind: Kind, namespace: &str) {
+        self.add(Input::All(kind));
+        self.add(Input::In(kind, namespace));
+    }
+
+    fn add_host(&mut self, host: &str) {
+        self.add(Input::Host(host));
+        if host.starts_with('*') {
+            self.add(Input::Wildcards);
+        }
+    }
+
+    fn add(&mut self, input: Input<'_>) {
+        self.inputs.push(self.hasher.hash_one(input));
+    }
+}
