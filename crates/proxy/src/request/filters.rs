@@ -260,7 +260,7 @@ impl<'a> RequestContext<'a> {
                 }
                 let mut found = Map::new();
                 let clear_route = jwt::apply(verified, exchange.request, &mut found);
-                decision.filter_results.add_metadata(&found);
+                decision.filter_results.add_metadata(metadata::JWT, &found);
                 add_metadata(outcome, metadata::JWT, found);
                 if clear_route {
                     routing::find_route(scope, exchange.request, outcome.metadata.as_deref(), decision);
@@ -355,7 +355,7 @@ impl<'a> RequestContext<'a> {
                 let added = std::mem::take(&mut changes.response).into_iter();
                 let added = added.map(|(name, value)| ResponseField { name, value, is_appended: true });
                 decision.response_filters_mut().fields.extend(added);
-                decision.filter_results.add_metadata(&changes.metadata);
+                decision.filter_results.add_metadata(metadata::EXT_AUTHZ, &changes.metadata);
                 add_metadata(outcome, metadata::EXT_AUTHZ, changes.metadata);
                 if clear_route {
                     routing::find_route(scope, exchange.request, outcome.metadata.as_deref(), decision);

@@ -135,7 +135,7 @@ impl<'a> RequestContext<'a> {
         config: &GlobalRateLimit,
         mut verdict: LimitVerdict,
     ) -> Result<Filtered, Error> {
-        self.decision.filter_results.add_metadata(&verdict.metadata);
+        self.decision.filter_results.add_metadata(&config.namespace, &verdict.metadata);
         add_metadata(&mut self.outcome, &config.namespace, std::mem::take(&mut verdict.metadata));
         let is_refused = verdict.limited && self.is_sampled(config.enforced);
         if !is_refused {

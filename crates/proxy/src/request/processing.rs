@@ -447,7 +447,7 @@ impl<'a> RequestContext<'a> {
             return Err(processor.fail(ProcessorFailure::Invalid("no_answer")));
         };
         if let Some(found) = dynamic_metadata {
-            self.take_metadata(processor, found, side);
+            self.take_metadata(processor, found, side == Side::Request);
         }
         // As in Envoy, no mode changes if a body is sent in both directions.
         let may_override = is_headers && processor.config.allow_override && {

@@ -65,7 +65,11 @@ impl<'a> RequestContext<'a> {
             let content = stream.body.take().map(|pieces| pieces.concat());
             self.replace_request_body(content, stream.trailers.take());
         }
-        self.decision.filter_results.add_metadata(&stream.added);
+        for (namespace, found) in &stream.added {
+            if let Value::Object(found) = found {
+                self.decision.filter_results.add_metadata(namespace, found);
+            }
+        }
         if stream.clears_route || (clear_route && stream.has_new_head) {
             let found = self.outcome.metadata.as_deref();
             routing::find_route(&self.scope, self.exchange.request, found, &mut self.decision);

@@ -1,6 +1,6 @@
 //! An external processor.
 
-use std::{pin::Pin, sync::Mutex};
+use std::{net::SocketAddr, pin::Pin, sync::Mutex};
 
 use serde_json::Value;
 use skysail_xds::envoy::pb::{
@@ -407,12 +407,18 @@ fn body_answer(path: &str, body: &HttpBody) -> CommonResponse {
     common(headers, changes.then(|| text.to_uppercase()).as_deref())
 }
 
-/// Starts the processor.
+/// Starts the processor, and returns its cluster.
+#[allow(dead_code, reason = "each test file uses a part of it")]
 pub(crate) async fn processor() -> Value {
+    cluster("processor", start().await, true)
+}
+
+/// Starts the processor.
+pub(crate) async fn start() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let incoming = TcpListenerStream::new(listener);
     let server = Server::builder().add_service(ExternalProcessorServer::new(Processes));
     tokio::spawn(server.serve_with_incoming(incoming));
-    cluster("processor", address, true)
+    address
 }

@@ -8,7 +8,7 @@ use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData as _};
 use serde_json::json;
 use skysail_policy::config::{
-    HttpManager, Listener, RouteTable, Snapshot,
+    Cluster, HttpManager, Listener, RouteTable, Snapshot,
     http::{Filter, FilterKind, Routes},
     jwt::{Jwt, JwtProvider, KeySet, Keys, Requirement, Source},
     listener::Terminal,
@@ -173,12 +173,15 @@ pub(crate) struct Running {
 impl Running {
     /// Starts a proxy with this listener and a drain time of zero.
     pub(crate) async fn start(listener: Listener) -> Self {
-        let upstream = cluster(&[echo().await], None);
-        let authorizer = skysail_policy::config::Cluster {
-            name: "authorizer".into(),
-            ..cluster(&[authorizer().await], None)
-        };
-        let clusters = snapshot(web(vec![]), vec![upstream, authorizer]);
+        Self::start_with(listener, echo().await, None).await
+    }
+
+    /// Starts a proxy with this listener, a drain time of zero, this server, and a further cluster.
+    pub(crate) async fn start_with(listener: Listener, server: SocketAddr, more: Option<Cluster>) -> Self {
+        let upstream = cluster(&[server], None);
+        let authorizer = Cluster { name: "authorizer".into(), ..cluster(&[authorizer().await], None) };
+        let clusters = [upstream, authorizer].into_iter().chain(more).collect();
+        let clusters = snapshot(web(vec![]), clusters);
         let limits = Limits { revoked_drain: Duration::ZERO, ..Limits::default() };
         let running = Self { proxy: Proxy::limited(web(vec![]), vec![], limits).await, clusters };
         running.publish(listener).await;
@@ -197,8 +200,12 @@ impl Running {
     }
 
     pub(crate) async fn websocket(&self, fields: &str) -> Client {
+        self.websocket_at("/", fields).await
+    }
+
+    pub(crate) async fn websocket_at(&self, path: &str, fields: &str) -> Client {
         let mut client = self.proxy.connect().await;
-        let head = "GET / HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n";
+        let head = format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n");
         client.send(&format!("{head}{fields}\r\n")).await;
         let head = client.head().await;
         assert!(head.starts_with("HTTP/1.1 101 "), "{head}");

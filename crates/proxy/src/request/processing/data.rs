@@ -1,6 +1,6 @@
 //! Metadata and attributes in messages to a processor, and the metadata that it sets.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 use skysail_xds::envoy::pb::{envoy::config::core::v3::Metadata, google::protobuf::Struct};
 
 use crate::{
@@ -32,9 +32,10 @@ impl<'a> RequestContext<'a> {
 
     /// Stores the metadata that a processor has set while bodies were forwarded.
     pub(crate) fn take_stage_metadata(&mut self, processor: &Processor<'a>) {
-        let [of_request, of_response] = processor.session.borrow_mut().take_metadata();
-        self.take_metadata(processor, of_request, Side::Request);
-        self.take_metadata(processor, of_response, Side::Response);
+        // The filters of the request have run: none of them has seen the metadata of the request's body.
+        for found in processor.session.borrow_mut().take_metadata() {
+            self.take_metadata(processor, found, false);
+        }
     }
 
     /// Returns the metadata that the processor gets.
@@ -49,21 +50,20 @@ impl<'a> RequestContext<'a> {
         Metadata { filter_metadata: entries.collect(), ..Metadata::default() }
     }
 
-    /// Stores the metadata of an answer, as far as the processor may set them.
-    pub(super) fn take_metadata(&mut self, processor: &Processor<'a>, found: Struct, side: Side) {
+    /// Stores the metadata of an answer, as far as the processor may set them. `is_recorded` says that later filters of
+    /// the request see them, so that revalidation needs them.
+    pub(super) fn take_metadata(&mut self, processor: &Processor<'a>, found: Struct, is_recorded: bool) {
         let own = processor.by_route.and_then(|by_route| by_route.received.as_ref());
         let names = own.unwrap_or(&processor.config.data.received);
-        let mut taken = Map::new();
         for (namespace, value) in json(found) {
             if let Value::Object(object) = value
                 && names.iter().any(|name| **name == *namespace)
             {
-                add_metadata(&mut self.outcome, &namespace, object.clone());
-                taken.insert(namespace, object.into());
+                if is_recorded {
+                    self.decision.filter_results.add_metadata(&namespace, &object);
+                }
+                add_metadata(&mut self.outcome, &namespace, object);
             }
-        }
-        if side == Side::Request {
-            self.decision.filter_results.add_metadata(&taken);
         }
     }
 

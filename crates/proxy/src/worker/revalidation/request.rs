@@ -70,7 +70,7 @@ struct FilterResult<'a> {
     setting: Option<&'a Setting>,
     /// The head that the filter got; `None` if the filter did not change it.
     head: Option<Box<RequestHead>>,
-    /// Dynamic metadata of the filter.
+    /// Dynamic metadata of the filter, by namespace.
     found: Map<String, Value>,
     /// The state of the random number generator when the route was selected again after this filter.
     seed: Option<u64>,
@@ -94,10 +94,10 @@ impl<'a> FilterResults<'a> {
         }
     }
 
-    /// Records the dynamic metadata of the current filter, in place of metadata recorded before.
-    pub(crate) fn add_metadata(&mut self, found: &Map<String, Value>) {
-        if let Some(result) = self.filters.last_mut().filter(|_| !found.is_empty()) {
-            result.found.clone_from(found);
+    /// Records dynamic metadata of the current filter. A value replaces an earlier one of the same key.
+    pub(crate) fn add_metadata(&mut self, namespace: &str, found: &Map<String, Value>) {
+        if let Some(result) = self.filters.last_mut() {
+            matching::merge_metadata(&mut result.found, namespace, found.clone());
         }
     }
 
@@ -373,20 +373,14 @@ impl FilterWalk<'_> {
         self.next = index + 1;
         self.head = Cow::Borrowed(results.head(self.next, head));
         let Some(result) = results.filters.get(index) else { return };
-        let name = match &result.filter.kind {
-            FilterKind::Lua(_) | FilterKind::ExternalProcessing(_) => {
-                for (filter, found) in &result.found {
-                    if let Value::Object(found) = found {
-                        matching::merge_metadata(&mut self.metadata, filter, found.clone());
-                    }
-                }
-                return;
+        for (namespace, found) in &result.found {
+            if let Value::Object(found) = found {
+                matching::merge_metadata(&mut self.metadata, namespace, found.clone());
             }
-            FilterKind::ExternalAuthorization(_) => metadata::EXT_AUTHZ,
-            _ => metadata::JWT,
-        };
-        matching::merge_metadata(&mut self.metadata, name, result.found.clone());
-        if let Some(seed) = result.seed {
+        }
+        let is_reselected =
+            !matches!(result.filter.kind, FilterKind::Lua(_) | FilterKind::ExternalProcessing(_));
+        if let Some(seed) = result.seed.filter(|_| is_reselected) {
             self.seed = seed;
             self.found = find(self.table, &self.head, &self.metadata, seed);
         }
