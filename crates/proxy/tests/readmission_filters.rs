@@ -1,4 +1,4 @@
-//! External processing in requests that are evaluated again after a change of the configuration.
+//! Scripts and external processing in requests that are evaluated again after a change of the configuration.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,20 +16,31 @@ mod support;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use running::{Running, deny, deny_if, key_and_token, managed, tokens_for, web};
+use running::{
+    ASK, Running, deny, deny_if, echo, echoes, has, key_and_token, managed, tokens_for, web, web_with,
+};
 use skysail_policy::config::{
-    Cluster,
+    Cluster, Listener,
     cluster::UpstreamProtocol,
     http::FilterKind,
+    lua::{Lua, LuaScript},
     policy::Permission,
     processing::{
         BodyMode, ExternalProcessing, MutationRules, ProcessingMode, ProcessorData, ProcessorService,
         RouteReselection,
     },
+    route::{Route, RouteMatch, Setting},
     text::{MetadataMatch, ValueMatch},
 };
 use support::{Client, cluster, server};
 use tokio::sync::mpsc;
+
+/// Returns a filter whose script adds `x-route`, after which the route is selected again.
+fn script() -> FilterKind {
+    let source = "function envoy_on_request(handle) handle:headers():add('x-route', 'other') end".into();
+    let script = LuaScript { source, handles_request: true, handles_response: false };
+    FilterKind::Lua(Box::new(Lua { default: Some(Arc::new(script)), clear_route: true, ..Lua::default() }))
+}
 
 /// Returns external processing of requests with this mode for bodies.
 fn process(request_body: BodyMode) -> FilterKind {
@@ -67,11 +78,48 @@ async fn processing() -> Option<Cluster> {
     Some(Cluster { name: "processor".into(), protocol, ..cluster })
 }
 
+/// Returns a listener whose routes have policies of their own for requests with a header. The first match wins.
+fn by_header(does: Vec<FilterKind>, policies: Vec<(&str, FilterKind)>) -> Listener {
+    web_with(does, |routes, route| {
+        let own = policies.into_iter().map(|(header, policy)| {
+            let FilterKind::Rbac(policy) = policy else { unreachable!("it is a policy") };
+            let Permission::Header(wanted) = has(header) else { unreachable!("it tests a header") };
+            let matches = RouteMatch { headers: vec![wanted], ..route().matches };
+            Route { matches, filters: vec![(ASK.into(), Setting::Rbac(policy))], ..route() }
+        });
+        routes.splice(0..0, own);
+    })
+}
+
 /// Denies requests with, or without, this metadata.
 fn deny_metadata(namespace: &str, key: &str, is_present: bool) -> FilterKind {
     let path = [namespace.into(), key.into()].into();
     let known = MetadataMatch { path, test: ValueMatch::Present(true), invert: !is_present };
     deny_if(Permission::Metadata(known))
+}
+
+/// Checks policies of the route that a filter has selected, for requests with this path.
+async fn policies_of_the_selected_route(filter: fn() -> FilterKind, path: &str) {
+    let routed = |all: FilterKind, own: FilterKind| by_header(vec![filter(), all], vec![("x-route", own)]);
+    let running = Running::start_with(web(vec![]), echo().await, processing().await).await;
+    // Only the first route denies the request.
+    running.publish(routed(deny_if(Permission::Any), deny("x-other"))).await;
+    let mut client = running.websocket_at(path, "").await;
+    running.publish(routed(deny_if(Permission::Any), deny("x-another"))).await;
+    echoes(&mut client).await;
+    // Only the selected route denies the request.
+    running.publish(routed(deny("x-other"), deny("x-route"))).await;
+    assert_eq!(client.rest().await, "");
+}
+
+#[tokio::test]
+async fn the_route_that_a_script_has_selected_decides() {
+    policies_of_the_selected_route(script, "/").await;
+}
+
+#[tokio::test]
+async fn the_route_that_a_processor_has_selected_decides() {
+    policies_of_the_selected_route(|| process(BodyMode::None), "/reroute").await;
 }
 
 /// A server that answers one request after its body has arrived, and sends `ping` on demand.
@@ -114,6 +162,22 @@ impl Held {
         self.wanted.send(()).unwrap();
         client.until("ping\r\n").await;
     }
+}
+
+/// The processor selects the route with the headers, and changes them again with the body.
+#[tokio::test]
+async fn later_changes_of_the_head_select_no_route() {
+    let held = Held::start().await;
+    let routed = |own: FilterKind| {
+        let policies = vec![("x-body", deny_if(Permission::Any)), ("x-route", own)];
+        by_header(vec![process(BodyMode::Buffered), deny("x-other")], policies)
+    };
+    let running = Running::start_with(routed(deny("x-other")), held.address, processing().await).await;
+    let mut client = Held::begin(&running, "/reroute", "").await;
+    running.publish(routed(deny("x-another"))).await;
+    held.continues(&mut client).await;
+    running.publish(routed(deny("x-body"))).await;
+    assert_eq!(client.rest().await, "");
 }
 
 #[tokio::test]

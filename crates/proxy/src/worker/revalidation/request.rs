@@ -72,33 +72,49 @@ struct FilterResult<'a> {
     head: Option<Box<RequestHead>>,
     /// Dynamic metadata of the filter, by namespace.
     found: Map<String, Value>,
-    /// The state of the random number generator when the route was selected again after this filter.
-    seed: Option<u64>,
+    /// The last selection of the route by the filter; `None` if it selected none.
+    selection: Option<Selection>,
     /// Whether the filter was active: external authorization may be enabled for some requests only.
     active: bool,
+}
+
+/// The selection of a route by a filter.
+struct Selection {
+    /// The state of the random number generator.
+    seed: u64,
+    /// The head of the request; `None` if the filter did not change it afterwards.
+    head: Option<Box<RequestHead>>,
+    /// Dynamic metadata of the filter; `None` if it added none afterwards.
+    found: Option<Map<String, Value>>,
 }
 
 impl<'a> FilterResults<'a> {
     /// Records that a filter begins to act on the request.
     pub(crate) fn begin(&mut self, filter: &'a Filter, setting: Option<&'a Setting>) {
         let found = Map::new();
-        self.filters.push(FilterResult { filter, setting, head: None, found, seed: None, active: true });
+        self.filters.push(FilterResult { filter, setting, head: None, found, selection: None, active: true });
     }
 
     /// Records the head that the filter is about to change.
     pub(crate) fn keep_head(&mut self, head: &RequestHead) {
-        let is_kept = self.filters.last().is_none_or(|result| result.head.is_some());
-        let copy = if is_kept { None } else { self.copy(head) };
-        if let (Some(result), Some(copy)) = (self.filters.last_mut(), copy) {
-            result.head = Some(copy);
+        let Some(result) = self.filters.last() else { return };
+        let of_selection = result.selection.as_ref().is_some_and(|selection| selection.head.is_none());
+        let missing = [result.head.is_none(), of_selection];
+        let [before, selected] = missing.map(|missing| if missing { self.copy(head) } else { None });
+        let Some(result) = self.filters.last_mut() else { return };
+        result.head = result.head.take().or(before);
+        if let Some(selection) = &mut result.selection {
+            selection.head = selection.head.take().or(selected);
         }
     }
 
     /// Records dynamic metadata of the current filter. A value replaces an earlier one of the same key.
     pub(crate) fn add_metadata(&mut self, namespace: &str, found: &Map<String, Value>) {
-        if let Some(result) = self.filters.last_mut() {
-            matching::merge_metadata(&mut result.found, namespace, found.clone());
+        let Some(result) = self.filters.last_mut().filter(|_| !found.is_empty()) else { return };
+        if let Some(selection) = &mut result.selection {
+            selection.found.get_or_insert_with(|| result.found.clone());
         }
+        matching::merge_metadata(&mut result.found, namespace, found.clone());
     }
 
     /// Records that the filter does not act on this request.
@@ -111,7 +127,7 @@ impl<'a> FilterResults<'a> {
     /// Records the state of the random number generator with which a route is about to be selected.
     pub(crate) fn set_route_seed(&mut self, seed: u64) {
         match self.filters.last_mut() {
-            Some(result) => result.seed = Some(seed),
+            Some(result) => result.selection = Some(Selection { seed, head: None, found: None }),
             None => self.seed = seed,
         }
     }
@@ -146,8 +162,12 @@ impl<'a> FilterResults<'a> {
 
 impl Drop for FilterResults<'_> {
     fn drop(&mut self) {
-        let kept = self.filters.drain(..).filter_map(|result| result.head).chain(self.routed.take());
-        kept.for_each(|head| head.recycle());
+        let of_filter = |result: FilterResult<'_>| {
+            let FilterResult { head, selection, .. } = result;
+            [head, selection.and_then(|selection| selection.head)]
+        };
+        let kept = self.filters.drain(..).flat_map(of_filter).chain([self.routed.take()]);
+        kept.flatten().for_each(|head| head.recycle());
     }
 }
 
@@ -373,16 +393,20 @@ impl FilterWalk<'_> {
         self.next = index + 1;
         self.head = Cow::Borrowed(results.head(self.next, head));
         let Some(result) = results.filters.get(index) else { return };
-        for (namespace, found) in &result.found {
+        if let Some(Selection { seed, head, found }) = &result.selection {
+            self.add_metadata(found.as_ref().unwrap_or(&result.found));
+            self.seed = *seed;
+            self.found = find(self.table, head.as_deref().unwrap_or(&self.head), &self.metadata, *seed);
+        }
+        self.add_metadata(&result.found);
+    }
+
+    /// Adds dynamic metadata by namespace.
+    fn add_metadata(&mut self, found: &Map<String, Value>) {
+        for (namespace, found) in found {
             if let Value::Object(found) = found {
                 matching::merge_metadata(&mut self.metadata, namespace, found.clone());
             }
-        }
-        let is_reselected =
-            !matches!(result.filter.kind, FilterKind::Lua(_) | FilterKind::ExternalProcessing(_));
-        if let Some(seed) = result.seed.filter(|_| is_reselected) {
-            self.seed = seed;
-            self.found = find(self.table, &self.head, &self.metadata, seed);
         }
     }
 
