@@ -21,6 +21,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::{Duration, Instant},
 };
 
 use files::{address, cluster, filter, listener, with};
@@ -32,6 +33,7 @@ use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
+    sync::mpsc,
 };
 
 #[tokio::test]
@@ -261,4 +263,36 @@ async fn a_disconnected_client_does_not_wait_for_a_connection() {
     setup.counts("envoy_tcp_max_downstream_connection_duration", 1).await;
     first.send(GET).await;
     first.message().await;
+}
+
+/// The response's head arrives before the request, which then takes longer than the idle timeout.
+#[tokio::test]
+async fn a_request_that_is_still_sent_is_not_idle() {
+    const TIMEOUT: Duration = Duration::from_secs(1);
+    let (arrived, mut arrivals) = mpsc::unbounded_channel();
+    let at = server(move |_, mut client| {
+        let arrived = arrived.clone();
+        async move {
+            client.head().await;
+            client.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await;
+            while client.until("\r\n").await != "0\r\n" {
+                client.until("\r\n").await;
+                arrived.send(()).unwrap();
+            }
+            client.send("3\r\nend\r\n0\r\n\r\n").await;
+        }
+    });
+    let setup = Setup::http(&json!({"stream_idle_timeout": "1s"}), &[cluster("c", at.await, false)]).await;
+    let mut client = setup.client().await;
+    client.send("POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n").await;
+    let head = client.head().await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    let start = Instant::now();
+    while start.elapsed() < TIMEOUT * 5 / 2 {
+        client.send("1\r\nx\r\n").await;
+        within(arrivals.recv()).await.unwrap();
+    }
+    client.send("0\r\n\r\n").await;
+    client.until("3\r\nend\r\n0\r\n\r\n").await;
+    setup.logs(&["HTTP/1.1 200 - via_upstream"]).await;
 }

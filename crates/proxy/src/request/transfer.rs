@@ -258,7 +258,7 @@ impl<'a> Client<'a> {
             if self.is_closed(cx) {
                 return failed(Kind::DownstreamClosed);
             }
-            self.deadlines.note_progress(upstream.received() + self.wire.sent());
+            self.deadlines.note_progress(upstream.received() + upstream.sent() + self.wire.sent());
             self.deadlines.revoked = revoked();
             self.deadlines.poll(cx, self.timer, self.complete, false).map(|kind| Err(Error::new(kind)))
         })
