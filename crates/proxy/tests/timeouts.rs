@@ -296,3 +296,26 @@ async fn a_request_that_is_still_sent_is_not_idle() {
     client.until("3\r\nend\r\n0\r\n\r\n").await;
     setup.logs(&["HTTP/1.1 200 - via_upstream"]).await;
 }
+
+#[tokio::test]
+async fn the_first_bytes_of_a_connection_have_a_timeout() {
+    for (kind, words) in [
+        (
+            "proxy_protocol.v3.ProxyProtocol",
+            "the PROXY header of a connection did not arrive within listener_filters_timeout",
+        ),
+        (
+            "tls_inspector.v3.TlsInspector",
+            "the protocol of a connection was not detected within listener_filters_timeout",
+        ),
+    ] {
+        let to = filter("network.tcp_proxy.v3.TcpProxy", &json!({"stat_prefix": "t", "cluster": "c"}));
+        let first = filter(&format!("listener.{kind}"), &json!({}));
+        let limits = json!({"listener_filters_timeout": "0.2s", "listener_filters": [first]});
+        let listeners = [with(listener("l", &[to]), &limits)];
+        let clusters = [cluster("c", echo().await, false)];
+        let mut setup = Setup::of(TempDir::new().unwrap(), &listeners, &clusters).await;
+        assert_eq!(setup.client().await.rest().await, "");
+        setup.program.until(words).await;
+    }
+}

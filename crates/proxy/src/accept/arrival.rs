@@ -99,7 +99,7 @@ impl Arrival {
             Err(error) => {
                 let counters = worker.shard.listener(&listener.name);
                 if error.kind() == io::ErrorKind::TimedOut {
-                    note_timeout(&counters.pre_cx_timeout, Limit::Inspection, &listener, self.source);
+                    note_timeout(&counters.pre_cx_timeout, Limit::ProxyHeader, &listener, self.source);
                 } else {
                     counters.proxy_errors.inc();
                 }

@@ -28,6 +28,8 @@ pub(crate) enum Limit {
     Content,
     /// Number of concurrent streams.
     Streams,
+    /// Time for the PROXY header of a connection.
+    ProxyHeader,
     /// Time for the first bytes of a connection.
     Inspection,
     /// Time for a TLS handshake.
@@ -77,6 +79,10 @@ impl Limit {
             }
             Self::Streams => {
                 "a client opened more streams than max_concurrent_streams: the streams are refused"
+            }
+            Self::ProxyHeader => {
+                "the PROXY header of a connection did not arrive within listener_filters_timeout: the connection is \
+                 closed"
             }
             Self::Inspection => {
                 "the protocol of a connection was not detected within listener_filters_timeout: the connection is \
