@@ -44,6 +44,10 @@ fn script() -> FilterKind {
 
 /// Returns external processing of requests with this mode for bodies.
 fn process(request_body: BodyMode) -> FilterKind {
+    process_by(request_body, None)
+}
+
+fn process_by(request_body: BodyMode, observes: Option<Duration>) -> FilterKind {
     let service =
         ProcessorService { cluster: "processor".into(), authority: "processor".into(), metadata: vec![] };
     FilterKind::ExternalProcessing(Arc::new(ExternalProcessing {
@@ -67,7 +71,7 @@ fn process(request_body: BodyMode) -> FilterKind {
         },
         route: RouteReselection::OnRequest,
         allow_immediate: true,
-        observes: None,
+        observes,
     }))
 }
 
@@ -120,6 +124,21 @@ async fn the_route_that_a_script_has_selected_decides() {
 #[tokio::test]
 async fn the_route_that_a_processor_has_selected_decides() {
     policies_of_the_selected_route(|| process(BodyMode::None), "/reroute").await;
+}
+
+/// Nothing depends on the answers of a processor that only observes.
+#[tokio::test]
+async fn a_processor_that_only_observes_ends_no_request() {
+    let observe = || process_by(BodyMode::None, Some(Duration::from_secs(1)));
+    let running = Running::start_with(web(vec![]), echo().await, processing().await).await;
+    running.publish(web(vec![observe(), deny("x-other")])).await;
+    let mut client = running.websocket("").await;
+    running.publish(web(vec![observe(), deny("x-another")])).await;
+    echoes(&mut client).await;
+    running.publish(web(vec![deny("x-another"), observe()])).await;
+    echoes(&mut client).await;
+    running.publish(web(vec![observe(), deny("upgrade")])).await;
+    assert_eq!(client.rest().await, "");
 }
 
 /// A server that answers one request after its body has arrived, and sends `ping` on demand.

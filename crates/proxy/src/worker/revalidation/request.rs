@@ -348,7 +348,8 @@ impl FilterWalk<'_> {
                 let (index, _) = self.result(filter, setting).ok_or(Refusal::Handling)?;
                 self.skip(index);
             }
-            FilterKind::ExternalProcessing(_) => {
+            // A processor that only observes changes nothing.
+            FilterKind::ExternalProcessing(config) if config.observes.is_none() => {
                 // A processor may depend on anything, and cannot be asked again.
                 let (index, _) = self.result(filter, setting).ok_or(Refusal::Handling)?;
                 self.skip(index);
