@@ -25,7 +25,7 @@ use skysail_xds::envoy::pb::{
 
 use crate::{
     call,
-    request::hop,
+    request::{context::ResponseField, hop},
     worker::{Worker, downstream::Origin},
 };
 use skysail_http::{
@@ -36,6 +36,7 @@ use skysail_policy::{
     config::{
         Snapshot,
         authorization::{AuthorizationService, Body, ExternalAuthorization, Http},
+        route::AppendAction,
         text::TextMatch,
     },
     error::{Error, Kind},
@@ -97,8 +98,8 @@ pub(crate) struct HeaderChanges {
     pub(crate) append: Vec<HeaderField>,
     /// Names of fields to remove.
     pub(crate) remove: Vec<Box<str>>,
-    /// Fields to append to the response.
-    pub(crate) response: Vec<HeaderField>,
+    /// Fields to add to the response.
+    pub(crate) response: Vec<ResponseField>,
     /// Dynamic metadata for later filters.
     pub(crate) metadata: Map<String, Value>,
 }
@@ -361,7 +362,10 @@ fn http_decision(http: &Http, head: &ResponseHead, content: Vec<u8>) -> Result<A
                     .filter_map(|name| std::str::from_utf8(name).ok())
                     .map(|name| name.trim().to_ascii_lowercase().into())
                     .collect(),
-                response: fields(&|name| any(&http.client_on_success, name)),
+                response: fields(&|name| any(&http.client_on_success, name))
+                    .into_iter()
+                    .map(|(name, value)| ResponseField { name, value, action: AppendAction::Append })
+                    .collect(),
                 metadata: Map::new(),
             }))
         }
@@ -382,10 +386,14 @@ fn http_decision(http: &Http, head: &ResponseHead, content: Vec<u8>) -> Result<A
 fn grpc_decision(response: CheckResponse) -> AuthorizationVerdict {
     let code = response.status.map_or(0, |status| status.code);
     let field = |option: HeaderValueOption| {
-        let appended = match option.append {
-            Some(append) => append.value,
-            None => option.append_action() == HeaderAppendAction::AddIfAbsent,
+        let action = match (option.append.map(|append| append.value), option.append_action()) {
+            (Some(true), _) | (None, HeaderAppendAction::AppendIfExistsOrAdd) => AppendAction::Append,
+            (Some(false), _) | (None, HeaderAppendAction::OverwriteIfExistsOrAdd) => AppendAction::Overwrite,
+            (None, HeaderAppendAction::AddIfAbsent) => AppendAction::AddIfAbsent,
+            (None, HeaderAppendAction::OverwriteIfExists) => AppendAction::OverwriteIfExists,
         };
+        // As in Envoy, the action has no effect on requests.
+        let is_appended = option.append.is_some_and(|append| append.value);
         let header = option.header?;
         let is_name = !header.key.is_empty() && header.key.bytes().all(parse::is_token);
         if !is_name && !header.key.starts_with(':') {
@@ -398,20 +406,26 @@ fn grpc_decision(response: CheckResponse) -> AuthorizationVerdict {
         let value = if header.value.is_empty() { header.raw_value } else { header.value.into_bytes() };
         // Control characters are dropped: a line feed would begin another field.
         let value = value.into_iter().filter(|byte| !byte.is_ascii_control() || *byte == b'\t').collect();
-        Some((appended, name.into_boxed_str(), value))
+        Some((is_appended, ResponseField { name: name.into_boxed_str(), value, action }))
     };
     let fields = |options: Vec<HeaderValueOption>| options.into_iter().filter_map(field);
     let mut metadata = response.dynamic_metadata.map(json).unwrap_or_default();
     match response.http_response {
         Some(HttpResponse::OkResponse(ok)) if code == 0 => {
             let mut changes = HeaderChanges::default();
-            for (appended, name, value) in fields(ok.headers) {
-                if appended { &mut changes.append } else { &mut changes.set }.push((name, value));
+            for (is_appended, ResponseField { name, value, .. }) in fields(ok.headers) {
+                if is_appended { &mut changes.append } else { &mut changes.set }.push((name, value));
             }
             changes.remove =
                 ok.headers_to_remove.iter().map(|name| name.to_ascii_lowercase().into()).collect();
-            changes.response =
-                fields(ok.response_headers_to_add).map(|(_, name, value)| (name, value)).collect();
+            changes.response = fields(ok.response_headers_to_add).map(|(_, field)| field).collect();
+            // The order of the actions in Envoy.
+            changes.response.sort_by_key(|field| match field.action {
+                AppendAction::Append => 0,
+                AppendAction::Overwrite => 1,
+                AppendAction::AddIfAbsent => 2,
+                AppendAction::OverwriteIfExists => 3,
+            });
             if let Some(older) = ok.dynamic_metadata {
                 metadata.extend(json(older));
             }
@@ -425,7 +439,7 @@ fn grpc_decision(response: CheckResponse) -> AuthorizationVerdict {
                 .and_then(|status| u16::try_from(status.code).ok())
                 .filter(|code| (200..600).contains(code))
                 .unwrap_or(403),
-            headers: fields(denied.headers).map(|(_, name, value)| (name, value)).collect(),
+            headers: fields(denied.headers).map(|(_, field)| (field.name, field.value)).collect(),
             body: denied.body.into_bytes(),
         },
         _ => AuthorizationVerdict::Deny { status: 403, headers: Vec::new(), body: Vec::new() },

@@ -39,7 +39,11 @@ use skysail_http::{
     http1::{Framing, write::Persistence},
 };
 use skysail_policy::{
-    config::{Cluster, HttpManager, Snapshot, http::Filter, route::Action},
+    config::{
+        Cluster, HttpManager, Snapshot,
+        http::Filter,
+        route::{Action, AppendAction},
+    },
     error::Flags,
     matching,
     record::Record,
@@ -130,21 +134,25 @@ pub(crate) struct Compression<'a> {
 }
 
 /// A field that a filter adds to the response.
+#[derive(Debug, PartialEq)]
 pub(crate) struct ResponseField {
     pub(crate) name: Box<str>,
     pub(crate) value: Box<[u8]>,
-    /// Whether the field is added to others of its name, instead of replacing them.
-    pub(crate) is_appended: bool,
+    /// Treatment of other fields of its name.
+    pub(crate) action: AppendAction,
 }
 
 impl ResponseField {
     /// Adds the field to a response.
     #[inline]
     pub(crate) fn add_to(&self, response: &mut ResponseHead) {
-        if self.is_appended {
-            response.append(&self.name, &self.value);
-        } else {
-            response.set(&self.name, &self.value);
+        match self.action {
+            AppendAction::Append => response.append(&self.name, &self.value),
+            AppendAction::AddIfAbsent if response.has(&self.name) => {}
+            AppendAction::OverwriteIfExists if !response.has(&self.name) => {}
+            AppendAction::AddIfAbsent | AppendAction::Overwrite | AppendAction::OverwriteIfExists => {
+                response.set(&self.name, &self.value);
+            }
         }
     }
 }

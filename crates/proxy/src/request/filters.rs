@@ -38,7 +38,7 @@ use skysail_policy::{
         lua::LuaSelection,
         policy::Policy,
         processing::ExternalProcessing,
-        route::{Cors, Setting},
+        route::{AppendAction, Cors, Setting},
     },
     cors,
     error::{Error, Flags, Kind},
@@ -352,9 +352,7 @@ impl<'a> RequestContext<'a> {
                 scope.counters.ext_authz_ok.inc();
                 changes.apply(exchange.request);
                 let clear_route = config.clear_route && changes.change_request();
-                let added = std::mem::take(&mut changes.response).into_iter();
-                let added = added.map(|(name, value)| ResponseField { name, value, is_appended: true });
-                decision.response_filters_mut().fields.extend(added);
+                decision.response_filters_mut().fields.append(&mut changes.response);
                 decision.filter_results.add_metadata(metadata::EXT_AUTHZ, &changes.metadata);
                 add_metadata(outcome, metadata::EXT_AUTHZ, changes.metadata);
                 if clear_route {
@@ -481,7 +479,8 @@ fn apply_cors<'a>(
         cors::CorsDecision::Pass => None,
         cors::CorsDecision::AddFields(fields) => {
             let fields = fields.into_iter();
-            let fields = fields.map(|(name, value)| ResponseField { name, value, is_appended: false });
+            let fields =
+                fields.map(|(name, value)| ResponseField { name, value, action: AppendAction::Overwrite });
             decision.response_filters_mut().fields.extend(fields);
             None
         }

@@ -34,7 +34,10 @@ use crate::{
 };
 use skysail_http::http1::parse;
 use skysail_policy::{
-    config::limit::{GlobalRateLimit, HostRules, RouteRateLimit},
+    config::{
+        limit::{GlobalRateLimit, HostRules, RouteRateLimit},
+        route::AppendAction,
+    },
     error::{Error, Flags, Kind},
     limit::Descriptor,
 };
@@ -146,7 +149,8 @@ impl<'a> RequestContext<'a> {
                 self.exchange.request.append(name, value);
             }
             let fields = verdict.response.into_iter();
-            let fields = fields.map(|(name, value)| ResponseField { name, value, is_appended: true });
+            let fields =
+                fields.map(|(name, value)| ResponseField { name, value, action: AppendAction::Append });
             self.decision.response_filters_mut().fields.extend(fields);
             return Ok(Filtered::Continue);
         }

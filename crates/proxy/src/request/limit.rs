@@ -9,7 +9,7 @@ use crate::request::context::{Filtered, RequestContext, ResponseField};
 use skysail_policy::{
     config::{
         limit::{HostRules, LimitRule, RateLimit},
-        route::Action,
+        route::{Action, AppendAction},
     },
     error::{Error, Flags},
     headers,
@@ -121,7 +121,7 @@ impl<'a> RequestContext<'a> {
             ("x-ratelimit-reset", tokens.time_to_token(now).as_secs()),
         ] {
             let value = value.to_string().into_bytes().into();
-            let field = ResponseField { name: name.into(), value, is_appended: true };
+            let field = ResponseField { name: name.into(), value, action: AppendAction::Append };
             self.decision.response_filters_mut().fields.push(field);
         }
     }
