@@ -244,10 +244,12 @@ fn nth_from_end(head: &RequestHead, index: usize) -> Option<(IpAddr, bool)> {
     Some((address, place == 0))
 }
 
-/// Appends the authority of a request to `x-forwarded-host`, unless it is the last element.
+/// Appends the authority of a request to `x-forwarded-host`, unless it is the last element. As in Envoy, empty elements
+/// do not count, and spaces belong to elements.
 pub fn append_forwarded_host(head: &mut RequestHead) {
     const NAME: &str = "x-forwarded-host";
-    let last = head.header_values(NAME).last().and_then(|list| list.rsplit(|byte| *byte == b',').next());
+    let elements = head.header_values(NAME).flat_map(|list| list.split(|byte| *byte == b','));
+    let last = elements.filter(|element| !element.is_empty()).last();
     if last != Some(head.authority().as_bytes()) {
         let host = head.authority().to_owned();
         append_to_list(head, NAME, host.as_bytes());

@@ -235,6 +235,25 @@ fn forwarded_proto_is_kept_only_from_trusted_proxies() {
     }
 }
 
+/// Envoy gives the same values.
+#[test]
+fn the_authority_is_appended_unless_it_is_the_last_element() {
+    for (before, after) in [
+        ("a", "a,b"),
+        ("a,b", "a,b"),
+        ("a, b", "a, b,b"),
+        ("b,", "b,"),
+        ("a,b,,", "a,b,,"),
+        (",", ",,b"),
+        ("a, b,", "a, b,,b"),
+        ("B", "B,b"),
+    ] {
+        let mut head = RequestHead::build("GET", "/", "b", &[("x-forwarded-host", before)]);
+        append_forwarded_host(&mut head);
+        assert_eq!(head.header("x-forwarded-host"), Some(after.as_bytes()), "{before:?}");
+    }
+}
+
 #[test]
 fn client_certificates_are_forwarded_by_mode() {
     use ForwardClientCert as Mode;
