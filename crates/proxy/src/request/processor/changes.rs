@@ -6,7 +6,7 @@ use skysail_xds::envoy::pb::envoy::{
 };
 
 use super::ProcessorFailure;
-use crate::script::set_pseudo;
+use crate::{request::hop::OWN_FIELDS, script::set_pseudo};
 use skysail_http::{
     head::{Headers, RequestHead, ResponseHead},
     http1::parse,
@@ -18,10 +18,6 @@ use skysail_policy::{
 
 /// Maximum size in bytes of a head after a change.
 const MAX_HEAD: usize = 64 << 10;
-
-/// Headers that the proxy sets itself, because they describe the connection or the length of a body.
-const OWN: [&str; 7] =
-    ["connection", "content-length", "keep-alive", "proxy-connection", "te", "transfer-encoding", "upgrade"];
 
 /// The headers that are changed.
 pub(crate) enum Head<'h> {
@@ -60,14 +56,14 @@ pub(crate) fn apply(
     };
     for name in &mutation.remove_headers {
         let name = name.to_ascii_lowercase();
-        if refuse(rules.may_remove(&name))? && !OWN.contains(&&*name) {
+        if refuse(rules.may_remove(&name))? && !OWN_FIELDS.contains(&&*name) {
             head.fields().remove(&name);
         }
     }
     for option in &mutation.set_headers {
         let Some(header) = &option.header else { continue };
         let name = header.key.to_ascii_lowercase();
-        if refuse(rules.may_change(&name))? && !OWN.contains(&&*name) {
+        if refuse(rules.may_change(&name))? && !OWN_FIELDS.contains(&&*name) {
             set(head, &name, value(header), is_appended(option))?;
         }
     }
