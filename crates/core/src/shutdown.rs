@@ -62,8 +62,10 @@ impl Shutdown {
         let _ = self.draining.wait_for(|draining| *draining).await;
     }
 
-    /// Returns a guard that delays the exit until it is dropped. It has no effect if all other guards were dropped
-    /// after the drain had begun.
+    /// Returns a guard that delays the exit until it is dropped.
+    ///
+    /// Once the drain has begun and all other guards are dropped, [`Trigger::drained`] has ended. A guard that is
+    /// requested afterwards has no effect: nothing waits for work that begins so late.
     pub fn guard(&self) -> Guard {
         Guard { _held: self.guard.upgrade() }
     }
