@@ -11,8 +11,8 @@ use skysail_http::map::Map;
 
 use super::Published;
 
-/// Longest authority that is requested, in bytes: the longest domain name with a port.
-const MAX_LENGTH: usize = 253 + 6;
+/// Maximum length in bytes of an authority: the longest domain name with a port.
+pub const MAX_AUTHORITY: usize = 253 + 6;
 
 /// On-demand discovery of one route table's virtual hosts. It outlives the table, which is rebuilt for each new host.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl Demand {
             known.used.mark();
             return if known.answered { HostStatus::Settled } else { HostStatus::Unanswered };
         }
-        let sound = !authority.is_empty() && authority.len() <= MAX_LENGTH;
+        let sound = !authority.is_empty() && authority.len() <= MAX_AUTHORITY;
         if !sound || authority.bytes().any(|byte| byte <= b' ' || matches!(byte, b'/' | b'*' | 0x7f..)) {
             return HostStatus::Settled;
         }

@@ -12,6 +12,7 @@ use skysail_policy::{
     },
     peer::LocalWorkload,
     record::Record,
+    state::demand::MAX_AUTHORITY,
 };
 
 /// Upper bounds of the histogram buckets, for milliseconds and for bytes: those of Envoy.
@@ -36,9 +37,6 @@ pub(super) const BOUNDS: [f64; 19] = [
     1_800_000.0,
     3_600_000.0,
 ];
-
-/// Maximum length of a DNS name with a port.
-pub(super) const MAX_NAME: usize = 260;
 
 /// A histogram.
 #[derive(Clone, Debug, Default)]
@@ -247,7 +245,7 @@ pub(super) struct Destination<'a> {
 pub(super) fn destination<'a>(record: &Record<'a>, authority: &'a str) -> Destination<'a> {
     // At the destination a client could create any number of series with this header. A longer text is not a
     // DNS name.
-    let named = record.direction != Direction::Inbound && authority.len() <= MAX_NAME;
+    let named = record.direction != Direction::Inbound && authority.len() <= MAX_AUTHORITY;
     let authority = if named { authority } else { "" };
     let fallback =
         Destination { host: authority, name: authority, namespace: "", by_authority: !authority.is_empty() };

@@ -15,9 +15,7 @@ use std::{
 
 use super::{
     attributes,
-    series::{
-        self, Destination, HttpSeries, LabelChange, MAX_NAME, PeerLabels, Series, TcpCounts, TcpSeries,
-    },
+    series::{self, Destination, HttpSeries, LabelChange, PeerLabels, Series, TcpCounts, TcpSeries},
     stats::{
         ClusterStats, ConnectionLimitStats, ExportStats, ListenerStats, LocalLimitStats, ManagerStats,
         OutlierStats, RateLimitStats, Sample,
@@ -33,6 +31,7 @@ use skysail_policy::{
     expression::Expression,
     peer::{LocalWorkload, Peer},
     record::{Context, Record},
+    state::demand::MAX_AUTHORITY,
 };
 
 mod hasher;
@@ -434,7 +433,7 @@ impl<'a> EvaluatedChange<'a> {
         let value = |expression: &Expression| {
             let mut text = attributes::text(expression, context).unwrap_or_default();
             // A client chooses the length of a header, and each series repeats the value in every line.
-            text.truncate(text.floor_char_boundary(MAX_NAME));
+            text.truncate(text.floor_char_boundary(MAX_AUTHORITY));
             if text.is_empty() { "unknown".to_owned() } else { text }
         };
         let labels = change.labels.iter();
