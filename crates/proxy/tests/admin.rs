@@ -10,15 +10,22 @@
 
 #[path = "support/envoy.rs"]
 mod envoy;
+#[path = "support/pki.rs"]
+mod pki;
 #[path = "support/program.rs"]
 mod program;
 mod support;
+#[path = "support/tls_config.rs"]
+mod tls_config;
 
 use std::{collections::BTreeMap, io::Read as _, net::SocketAddr};
 
+use pki::{Ca, Leaf};
 use program::Program;
-use serde_json::Value;
+use rcgen::SanType;
+use serde_json::{Value, json};
 use support::Client;
+use tls_config::{inline, own};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -354,4 +361,41 @@ async fn requests_are_refused_and_connections_wait_while_memory_is_short() {
         }
         ours.quit().await;
     }
+}
+
+#[tokio::test]
+async fn certificates_and_roots_in_the_configuration_are_listed() {
+    let (west, east) = (Ca::root("west"), Ca::root("east"));
+    let names = vec![SanType::DnsName("server.example".try_into().unwrap())];
+    let own = own(&west.sign(Leaf::new(1, names)));
+    let context = |ca: &Ca| {
+        let validation = json!({"trusted_ca": inline(&ca.pem)});
+        json!({"common_tls_context": {"tls_certificates": own, "validation_context": validation}})
+    };
+    let listeners = [
+        tls_config::listener("west", Some(&context(&west)), &[]),
+        tls_config::listener("east", Some(&context(&east)), &[]),
+    ];
+    let text = tls_config::bootstrap(&listeners, &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let (envoy, ours) = (envoy::Running::start(&text).await, Program::start(folder.path(), &text).await);
+    let listed = |page: String| -> Vec<String> {
+        let all = json(&page);
+        let all = all["certificates"].as_array().unwrap().iter().flat_map(|entry| {
+            ["ca_cert", "cert_chain"].into_iter().flat_map(|kind| {
+                let certificates = entry[kind].as_array().into_iter().flatten();
+                certificates.map(move |one| format!("{kind} {} {}", one["path"], one["serial_number"]))
+            })
+        });
+        let mut all: Vec<_> = all.collect();
+        all.sort();
+        all
+    };
+    let theirs = listed(envoy.page("/certs").await);
+    assert_eq!(listed(ours.page("GET", "/certs").await), theirs);
+    assert_eq!(
+        theirs.iter().filter(|line| line.starts_with("ca_cert \"<inline>\" ")).count(),
+        2,
+        "{theirs:?}"
+    );
 }

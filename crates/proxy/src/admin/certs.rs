@@ -10,19 +10,25 @@ use skysail_identity::Description;
 use super::Admin;
 use skysail_policy::format;
 
-/// Returns one entry per secret and per inline certificate; `path` is the secret's name, or `<inline>`.
+/// `path` of certificates that are inline in the configuration.
+const INLINE: &str = "<inline>";
+
+/// Returns one entry for each secret, and for each certificate and each list of roots that is inline. `path` is the name
+/// of the secret, or `<inline>`.
 pub(super) async fn page(State(admin): State<Arc<Admin>>) -> Json<Value> {
     let tls = admin.configuration.tls();
     let described = |name: &str, certificates: &[CertificateDer<'_>]| -> Value {
         certificates.iter().filter_map(|certificate| describe(name, certificate)).collect()
     };
     let named = tls.identities().into_iter().filter_map(|(name, identity)| Some((name.name, identity?)));
-    let unnamed = tls.unnamed_identities().into_iter().map(|identity| ("<inline>".into(), identity));
+    let unnamed = tls.unnamed_identities().into_iter().map(|identity| (INLINE.into(), identity));
     let chains = named
         .chain(unnamed)
         .map(|(name, identity)| json!({"ca_cert": [], "cert_chain": described(&name, identity.chain())}));
     let roots = tls.all_roots().into_iter().filter_map(|(name, roots)| Some((name.name, roots?)));
+    let unnamed = tls.unnamed_roots().into_iter().map(|roots| (INLINE.into(), roots));
     let roots = roots
+        .chain(unnamed)
         .map(|(name, roots)| json!({"ca_cert": described(&name, roots.certificates()), "cert_chain": []}));
     Json(json!({"certificates": chains.chain(roots).collect::<Vec<_>>()}))
 }

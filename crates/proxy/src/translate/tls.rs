@@ -61,6 +61,15 @@ struct Inner {
     clients: HashMap<Vec<u8>, (Weak<PublishedOption<ClientConfigs>>, TlsSpec)>,
 }
 
+impl Inner {
+    /// Returns the settings of the contexts in use.
+    fn specs_in_use(&self) -> impl Iterator<Item = &TlsSpec> {
+        let servers = self.servers.values().filter(|(context, _)| context.strong_count() > 0);
+        let clients = self.clients.values().filter(|(context, _)| context.strong_count() > 0);
+        servers.map(|(_, spec)| spec).chain(clients.map(|(_, spec)| spec))
+    }
+}
+
 /// ALPN protocols that filter `istio.alpn` offers to a sidecar, for HTTP/1 and for HTTP/2.
 pub(crate) const ISTIO_HTTP1: &[&[u8]] = &[b"istio-http/1.1", b"istio", b"http/1.1"];
 pub(crate) const ISTIO_H2: &[&[u8]] = &[b"istio-h2", b"istio", b"h2"];
@@ -152,13 +161,17 @@ impl TlsContexts {
     /// Returns the certificates of contexts in use that are inline in the configuration.
     pub(crate) fn unnamed_identities(&self) -> Vec<Arc<Identity>> {
         let inner = self.lock();
-        let servers =
-            inner.servers.values().filter(|(context, _)| context.strong_count() > 0).map(|(_, spec)| spec);
-        let clients =
-            inner.clients.values().filter(|(context, _)| context.strong_count() > 0).map(|(_, spec)| spec);
-        let all = servers.chain(clients).flat_map(|spec| &spec.identities);
+        let all = inner.specs_in_use().flat_map(|spec| &spec.identities);
         let named =
             |live: &&Arc<Live<Identity>>| inner.identities.values().any(|named| Arc::ptr_eq(named, live));
+        all.filter(|live| !named(live)).filter_map(|live| live.get()).collect()
+    }
+
+    /// Returns the trusted roots of contexts in use that are inline in the configuration.
+    pub(crate) fn unnamed_roots(&self) -> Vec<Arc<Roots>> {
+        let inner = self.lock();
+        let all = inner.specs_in_use().filter_map(|spec| spec.peer.as_ref()).map(|check| &check.roots);
+        let named = |live: &&Arc<Live<Roots>>| inner.roots.values().any(|named| Arc::ptr_eq(named, live));
         all.filter(|live| !named(live)).filter_map(|live| live.get()).collect()
     }
 
