@@ -49,7 +49,7 @@ fn by_name(names: &[(&str, &str)]) -> Listener {
             sni_port: None,
             host_cache: None,
             connection_limits: Vec::new(),
-            ask: None,
+            external_authorization: None,
             metadata_exchange: false,
             terminal: bytes_to(cluster),
             handshake_timeout: None,

@@ -162,7 +162,7 @@ fn permissive(tls: Arc<ServerTls>) -> Listener {
             sni_port: None,
             host_cache: None,
             connection_limits: Vec::new(),
-            ask: None,
+            external_authorization: None,
             metadata_exchange: false,
             terminal,
             handshake_timeout: None,

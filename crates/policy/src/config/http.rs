@@ -155,7 +155,7 @@ impl HttpManager {
 
 impl Filter {
     /// Returns whether the filter authorizes requests. A request without such a filter needs no revalidation.
-    pub fn may_refuse(&self) -> bool {
+    pub fn authorizes(&self) -> bool {
         matches!(self.kind, FilterKind::Rbac(_) | FilterKind::ExternalAuthorization(_) | FilterKind::Jwt(_))
     }
 

@@ -106,7 +106,7 @@ pub struct FilterChain {
     /// Limits on open connections (filter `connection_limit`), which apply before the TLS handshake.
     pub connection_limits: Vec<Arc<ConnectionLimit>>,
     /// External authorization of connections, after the RBAC filters.
-    pub ask: Option<Box<ExternalAuthorization>>,
+    pub external_authorization: Option<Box<ExternalAuthorization>>,
     /// Istio's TCP metadata exchange is expected if ALPN is `istio-peer-exchange`.
     pub metadata_exchange: bool,
     /// The last filter.

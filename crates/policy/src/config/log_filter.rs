@@ -12,8 +12,8 @@ pub enum LogFilter {
     Status(Comparison),
     /// Duration in milliseconds.
     Duration(Comparison),
-    /// Share of requests, in millionths.
-    Share(u32),
+    /// Fraction of requests, in millionths.
+    Fraction(u32),
     /// All of these conditions.
     All(Vec<LogFilter>),
     /// One of these conditions.

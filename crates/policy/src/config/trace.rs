@@ -16,7 +16,7 @@ pub struct Tracing {
     /// Maximum length of a path in a tag, in bytes (`max_path_tag_length`).
     pub max_path: usize,
     /// Each upstream attempt has a span of its own (`spawn_upstream_span`).
-    pub tries: bool,
+    pub attempt_spans: bool,
     /// Forwarded requests get the trace context (the opposite of `no_context_propagation`).
     pub propagates: bool,
     /// Provider that receives the spans.

@@ -168,7 +168,7 @@ async fn is_admitted(origin: &mut Rc<Origin>, worker: &Rc<Worker>) -> bool {
 /// Returns whether the policies of the filter chain and its external authorization allow the connection.
 async fn is_allowed(origin: &Origin, worker: &Rc<Worker>) -> bool {
     let Some(found) = origin.apply_policies(worker) else { return false };
-    let Some(config) = origin.chain.ask.as_deref() else { return true };
+    let Some(config) = origin.chain.external_authorization.as_deref() else { return true };
     let metadata = downstream::metadata(found);
     if config.enabled_metadata.as_ref().is_some_and(|test| !matching::metadata(test, Some(&metadata))) {
         return true;

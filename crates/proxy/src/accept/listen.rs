@@ -139,7 +139,7 @@ fn admit(worker: &Worker, name: &Arc<str>, source: SocketAddr) -> Option<Accepta
 }
 
 /// Accepts a connection that is queued, even if the event loop has not reported it yet.
-pub(crate) fn waiting(listener: &TcpListener) -> Option<(TcpStream, SocketAddr)> {
+pub(crate) fn accept_queued(listener: &TcpListener) -> Option<(TcpStream, SocketAddr)> {
     loop {
         match SockRef::from(listener).accept() {
             Ok((socket, source)) => {

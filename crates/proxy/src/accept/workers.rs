@@ -394,7 +394,7 @@ fn begin_drain(
 ) {
     for connections in directions.iter().map(|direction| worker.connections(*direction)) {
         if closes {
-            connections.close();
+            connections.close_listeners();
         }
         connections.drain(timeout);
     }
@@ -406,7 +406,7 @@ fn begin_drain(
 /// Closes a socket. Accepts the connections that are queued on it first, so that none is reset.
 fn close(worker: &Rc<Worker>, socket: Socket) {
     socket.task.abort();
-    while let Some((tcp, source)) = listen::waiting(&socket.listener) {
+    while let Some((tcp, source)) = listen::accept_queued(&socket.listener) {
         let (connections, name) = (socket.connections.clone(), socket.name.clone());
         spawn_local(crate::accept::connection::serve(worker.clone(), connections, name, tcp, source));
     }

@@ -28,7 +28,7 @@ pub(crate) fn tables(listener: &Listener) -> impl Iterator<Item = &Arc<str>> {
 /// Returns the clusters that a listener leads to or that its filters call.
 pub(crate) fn of_listener(listener: &Listener) -> impl Iterator<Item = &str> {
     let of_chains = chains(listener).flat_map(|chain| -> ClusterNames<'_> {
-        let authorizers = chain.ask.as_ref().map(|ask| &*ask.cluster).into_iter();
+        let authorizers = chain.external_authorization.as_ref().map(|ask| &*ask.cluster).into_iter();
         match &chain.terminal {
             Terminal::Tcp(proxy) => {
                 Box::new(authorizers.chain(of_targets(&proxy.targets)).chain(of_logs(&proxy.access_logs)))

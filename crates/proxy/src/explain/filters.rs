@@ -31,7 +31,7 @@ const ALL: u32 = 1_000_000;
 /// Evaluates the network filters before the last one. Returns whether they admit the connection.
 pub(super) fn network(chain: &FilterChain, subject: &Subject<'_>, explained: &mut Explanation) -> bool {
     let admitted = chain.policies.iter().all(|policy| check("rbac", policy, subject, explained));
-    if admitted && chain.ask.is_some() {
+    if admitted && chain.external_authorization.is_some() {
         explained.filters.push(effect("ext_authz", "asks an authorizer, which may refuse the connection"));
     }
     admitted

@@ -21,7 +21,7 @@ const ALL: f64 = 1_000_000.0;
 
 /// Descriptors of a request, and the reasons of the rules that make none.
 #[derive(Default)]
-struct Made {
+struct RuleResults {
     descriptors: Vec<Vec<Entry>>,
     unmet: Vec<String>,
 }
@@ -31,24 +31,24 @@ pub(super) fn local(passage: &Passage<'_>, name: &str, limit: &Arc<RateLimit>) -
     if limit.is_unlimited() || limit.enabled == 0 {
         return None;
     }
-    let made = made(passage, limit.rules.as_deref(), limit.host_rules, limit.stage);
+    let results = rule_results(passage, limit.rules.as_deref(), limit.host_rules, limit.stage);
     let settings = &limit.settings;
     let mut buckets = Vec::new();
-    for descriptor in &made.descriptors {
+    for descriptor in &results.descriptors {
         let known = settings.descriptors.iter().find(|known| known.matches(descriptor));
         buckets.extend(known.map(|known| bucket(known.bucket, descriptor, known.shadow)));
     }
     if let Some(default) = settings.default.filter(|_| buckets.is_empty() || limit.always_take_default) {
         buckets.push(bucket(default, &[], false));
     }
-    let unmet = if buckets.is_empty() { made.unmet } else { Vec::new() };
+    let unmet = if buckets.is_empty() { results.unmet } else { Vec::new() };
     Some(report(
         name,
         LimitReport {
             service: String::new(),
             per_connection: limit.buckets.is_none(),
             buckets,
-            descriptors: made.descriptors.iter().map(|entries| words(entries)).collect(),
+            descriptors: results.descriptors.iter().map(|entries| words(entries)).collect(),
             unmet,
             status: limit.status,
             enforced: f64::from(limit.enforced) / ALL,
@@ -74,15 +74,15 @@ pub(super) fn global(
     let rules = by_route.and_then(|route| route.rules.as_deref()).or(limit.rules.as_deref());
     let host = by_route.map_or(HostRules::default(), |route| route.host_rules);
     let domain = by_route.and_then(|route| route.domain.as_deref()).unwrap_or(&limit.domain);
-    let made = made(passage, rules, host, limit.stage);
+    let results = rule_results(passage, rules, host, limit.stage);
     Some(report(
         name,
         LimitReport {
             service: format!("{}, domain {domain}", limit.cluster),
             per_connection: false,
             buckets: Vec::new(),
-            unmet: if made.descriptors.is_empty() { made.unmet } else { Vec::new() },
-            descriptors: made.descriptors.iter().map(|entries| words(entries)).collect(),
+            unmet: if results.descriptors.is_empty() { results.unmet } else { Vec::new() },
+            descriptors: results.descriptors.iter().map(|entries| words(entries)).collect(),
             status: limit.status,
             enforced: f64::from(limit.enforced) / ALL,
         },
@@ -91,9 +91,14 @@ pub(super) fn global(
 
 /// Returns the descriptors of a request, by the rules of a filter, or by those of its route and virtual host. As on the
 /// request path, a request without a route to a cluster has none.
-fn made(passage: &Passage<'_>, by_filter: Option<&[LimitRule]>, host: HostRules, stage: u32) -> Made {
-    let Some((of_host, route)) = passage.found else { return Made::default() };
-    let Action::Forward(forward) = &route.action else { return Made::default() };
+fn rule_results(
+    passage: &Passage<'_>,
+    by_filter: Option<&[LimitRule]>,
+    host: HostRules,
+    stage: u32,
+) -> RuleResults {
+    let Some((of_host, route)) = passage.found else { return RuleResults::default() };
+    let Action::Forward(forward) = &route.action else { return RuleResults::default() };
     let record = passage.record();
     let request = LimitRequest {
         head: &passage.head,
@@ -106,14 +111,14 @@ fn made(passage: &Passage<'_>, by_filter: Option<&[LimitRule]>, host: HostRules,
         Some(rules) => rules.iter().collect(),
         None => limit::rules(forward.limits.as_deref(), &of_host.limits, host, stage).collect(),
     };
-    let mut made = Made::default();
+    let mut results = RuleResults::default();
     for rule in rules {
         match limit::descriptors([rule], &request).pop() {
-            Some(descriptor) => made.descriptors.push(descriptor.entries),
-            None => made.unmet.push(limit::mismatch(rule, &request)),
+            Some(descriptor) => results.descriptors.push(descriptor.entries),
+            None => results.unmet.push(limit::mismatch(rule, &request)),
         }
     }
-    made
+    results
 }
 
 fn bucket(settings: BucketSettings, descriptor: &[Entry], shadow: bool) -> BucketReport {

@@ -72,7 +72,7 @@ impl ConnectionSet {
     }
 
     /// Records that the listening sockets are closed for good.
-    pub(crate) fn close(&self) {
+    pub(crate) fn close_listeners(&self) {
         self.closed.set(true);
     }
 

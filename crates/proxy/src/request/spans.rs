@@ -90,7 +90,7 @@ impl<'a> Trace<'a> {
         let of_route = route.and_then(|route| route.tracing.as_deref());
         let sampling = of_route.map_or(&tracing.sampling, |route| &route.sampling);
         // If attempts have spans, these are the client spans.
-        let end = if outbound && !tracing.tries { CallSide::Client } else { CallSide::Server };
+        let end = if outbound && !tracing.attempt_spans { CallSide::Client } else { CallSide::Server };
         let mut rng = worker.rng.borrow_mut();
         let decision = trace::decide(sampling, manager.request_id, head, &mut rng);
         let position = trace::context(tracing.provider.tracer, end, decision, head, &mut rng);
@@ -143,7 +143,7 @@ impl<'a> Trace<'a> {
 
     /// Adds the trace context to the forwarded request, unless each attempt adds its own.
     pub(crate) fn inject(&self, head: &mut RequestHead) {
-        if let Some(position) = self.position.as_ref().filter(|_| !self.tracing.tries) {
+        if let Some(position) = self.position.as_ref().filter(|_| !self.tracing.attempt_spans) {
             self.propagate(&position.context, position.form, head);
         }
     }
@@ -157,7 +157,7 @@ impl<'a> Trace<'a> {
     /// Begins the span of attempt number `number`, counted from 1, unless it has begun.
     pub(crate) fn begin_attempt(&mut self, worker: &Worker, number: u32, head: &mut RequestHead) {
         let Some(position) = &self.position else { return };
-        if !self.tracing.tries || self.attempt.is_some() {
+        if !self.tracing.attempt_spans || self.attempt.is_some() {
             return;
         }
         let id = worker.rng.borrow_mut().u64(1..);

@@ -62,7 +62,7 @@ impl EarlyUpstream {
     pub(crate) fn new(worker: &Rc<Worker>, origin: Origin) -> Option<Self> {
         let chain = origin.chain.clone();
         let Terminal::Tcp(proxy) = &chain.terminal else { return None };
-        if chain.tls.is_some() || chain.ask.is_some() || !origin.is_allowed() {
+        if chain.tls.is_some() || chain.external_authorization.is_some() || !origin.is_allowed() {
             return None;
         }
         let (worker, origin) = (worker.clone(), Rc::new(origin));

@@ -14,7 +14,7 @@ pub(crate) fn passes(filter: &LogFilter, context: &Context<'_>, rng: &mut fastra
     match filter {
         LogFilter::Status(test) => holds(*test, record.status.into()),
         LogFilter::Duration(test) => holds(*test, record.duration.as_millis()),
-        LogFilter::Share(share) => sample(rng, *share),
+        LogFilter::Fraction(fraction) => sample(rng, *fraction),
         LogFilter::All(all) => all.iter().all(|one| passes(one, context, rng)),
         LogFilter::OneOf(some) => some.iter().any(|one| passes(one, context, rng)),
         LogFilter::Header(test) => context.request.is_some_and(|head| matching::header(test, head)),
@@ -88,7 +88,7 @@ mod tests {
             (LogFilter::Status(Comparison::AtLeast(500)), false),
             (LogFilter::Status(Comparison::NotEqual(404)), false),
             (LogFilter::Duration(Comparison::AtMost(7)), true),
-            (LogFilter::Share(0), false),
+            (LogFilter::Fraction(0), false),
             (LogFilter::Header(header("x")), true),
             (LogFilter::Header(header("y")), false),
             (LogFilter::Flags(None), true),
@@ -98,8 +98,8 @@ mod tests {
             (metadata(&["filter", "key"], true), false),
             (metadata(&["filter", "other"], true), true),
             (metadata(&["other"], false), false),
-            (LogFilter::All(vec![LogFilter::Flags(None), LogFilter::Share(0)]), false),
-            (LogFilter::OneOf(vec![LogFilter::Flags(None), LogFilter::Share(0)]), true),
+            (LogFilter::All(vec![LogFilter::Flags(None), LogFilter::Fraction(0)]), false),
+            (LogFilter::OneOf(vec![LogFilter::Flags(None), LogFilter::Fraction(0)]), true),
         ];
         let mut rng = fastrand::Rng::with_seed(1);
         for (filter, expected) in cases {

@@ -109,8 +109,8 @@ pub(super) fn filter(proto: &AccessLogFilter, strict: bool) -> Result<LogFilter>
             LogFilter::Duration(comparison(of.comparison.as_ref()).at("duration_filter")?)
         }
         // Health check requests are not identified, so every request passes.
-        Of::NotHealthCheckFilter(_) => LogFilter::Share(1_000_000),
-        Of::RuntimeFilter(of) => LogFilter::Share(of.percent_sampled.as_ref().map_or(0, text::millionths)),
+        Of::NotHealthCheckFilter(_) => LogFilter::Fraction(1_000_000),
+        Of::RuntimeFilter(of) => LogFilter::Fraction(of.percent_sampled.as_ref().map_or(0, text::millionths)),
         Of::AndFilter(of) => LogFilter::All(filters(&of.filters).at("and_filter")?),
         Of::OrFilter(of) => LogFilter::OneOf(filters(&of.filters).at("or_filter")?),
         Of::HeaderFilter(of) => {
@@ -151,7 +151,7 @@ fn all(reject: Reject, strict: bool) -> Result<LogFilter> {
         return Err(reject);
     }
     warn_once(format!("an access log writes all entries because its filter is unusable: {reject}"));
-    Ok(LogFilter::Share(1_000_000))
+    Ok(LogFilter::Fraction(1_000_000))
 }
 
 fn extension(proto: &ExtensionFilter, strict: bool) -> Result<LogFilter> {
@@ -276,6 +276,6 @@ mod tests {
     fn an_unsupported_filter_matches_everything_or_is_refused() {
         let other = extension("type.googleapis.com/a.B".to_owned(), "");
         assert!(filter(&other, true).unwrap_err().to_string().contains("of type a.B: remove it"));
-        assert!(matches!(filter(&other, false), Ok(LogFilter::Share(1_000_000))));
+        assert!(matches!(filter(&other, false), Ok(LogFilter::Fraction(1_000_000))));
     }
 }

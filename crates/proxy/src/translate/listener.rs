@@ -226,7 +226,7 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
     let tls = server_tls(translator, proto).at("transport_socket")?;
     let (mut policies, mut limits) = (Vec::new(), Vec::new());
     let (mut sni_port, mut host_cache) = (None, None);
-    let mut ask = None;
+    let mut external_authorization = None;
     let mut metadata_exchange = false;
     let mut stats = None;
     let mut terminal = None;
@@ -253,7 +253,7 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
             "envoy.extensions.filters.network.ext_authz.v3.ExtAuthz" => {
                 let config = unpack(any).and_then(|proto| authorization::network(&proto));
                 let config = config.at("typed_config").at(&path)?;
-                ask = Some(Box::new(config));
+                external_authorization = Some(Box::new(config));
             }
             "stats.PluginConfig" => {
                 let proto = unpack(any).and_then(|proto| super::stats::translate(&proto, translator.strict));
@@ -289,7 +289,7 @@ fn chain(translator: Translator<'_>, proto: &ChainProto) -> Result<FilterChain> 
         connection_limits: limits,
         sni_port,
         host_cache,
-        ask,
+        external_authorization,
         metadata_exchange,
         terminal: terminal.ok_or_else(|| {
             Reject::new("the last filter must be a tcp_proxy or an http_connection_manager")

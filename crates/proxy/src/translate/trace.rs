@@ -65,7 +65,7 @@ pub(super) fn translate(proto: &Proto, strict: bool) -> Result<Option<Tracing>> 
         sampling,
         tags: tags(&proto.custom_tags)?,
         max_path: number(proto.max_path_tag_length).unwrap_or(MAX_PATH) as usize,
-        tries: flag(proto.spawn_upstream_span).unwrap_or(false),
+        attempt_spans: flag(proto.spawn_upstream_span).unwrap_or(false),
         propagates: !proto.no_context_propagation,
         provider,
     }))

@@ -192,8 +192,13 @@ impl Origin {
     /// Returns whether the filter chain calls an external authorization service that has not decided about
     /// the connection yet.
     fn needs_authorization(&self, chain: &FilterChain, found: Tally) -> bool {
-        let Some(config) = chain.ask.as_deref() else { return false };
-        if self.chain.ask.as_ref().is_none_or(|before| before.fingerprint != config.fingerprint) {
+        let Some(config) = chain.external_authorization.as_deref() else { return false };
+        if self
+            .chain
+            .external_authorization
+            .as_ref()
+            .is_none_or(|before| before.fingerprint != config.fingerprint)
+        {
             return true;
         }
         let is_enabled = |tally: Tally| {

@@ -196,7 +196,7 @@ mod tests {
             sni_port: None,
             host_cache: None,
             connection_limits: Vec::new(),
-            ask: None,
+            external_authorization: None,
             metadata_exchange: false,
             terminal: Terminal::Tcp(Arc::new(tcp)),
             handshake_timeout: None,

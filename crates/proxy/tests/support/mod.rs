@@ -272,7 +272,7 @@ pub(crate) fn listener(terminal: Terminal, tls: Option<Arc<ServerTls>>) -> Liste
         sni_port: None,
         host_cache: None,
         connection_limits: Vec::new(),
-        ask: None,
+        external_authorization: None,
         metadata_exchange: false,
         terminal,
         handshake_timeout: None,

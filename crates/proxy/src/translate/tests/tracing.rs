@@ -72,7 +72,7 @@ fn the_collector_is_translated() {
         otlp_by_grpc.sampling,
         Sampling { client: Fraction::ALL, random: share, overall: Fraction::ALL }
     );
-    assert_eq!((otlp_by_grpc.max_path, otlp_by_grpc.tries), (256, false));
+    assert_eq!((otlp_by_grpc.max_path, otlp_by_grpc.attempt_spans), (256, false));
     assert_eq!(otlp_by_grpc.provider.tracer, Tracer::OpenTelemetry);
     let collector = &otlp_by_grpc.provider.collector;
     assert_eq!((&*collector.cluster, &*collector.authority), ("outbound|4317||c", "c"));

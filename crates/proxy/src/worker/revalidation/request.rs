@@ -273,7 +273,7 @@ impl AdmittedRequest<'_> {
         // If neither the connection manager nor the routes have changed, the request needs no check.
         let is_admitting = ptr::eq(&**newest, self.manager)
             && self.found.zip(table).is_some_and(|(found, table)| ptr::eq(found.table, table));
-        if is_admitting || !newest.filters.iter().any(Filter::may_refuse) {
+        if is_admitting || !newest.filters.iter().any(Filter::authorizes) {
             return Ok(());
         }
         if self.results.exceeds_limit() || !newest.presents_requests_like(self.manager) {
