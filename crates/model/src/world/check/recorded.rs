@@ -188,7 +188,7 @@ impl<'a> RecordedWorld<'a> {
         client_namespace: &str,
     ) -> Vec<&'a Entry<VirtualService>> {
         self.record_rules_of(host);
-        self.world.virtual_service_entries(host, client_namespace)
+        self.world.virtual_service_entries(host, client_namespace, |_| true)
     }
 
     pub(super) fn virtual_service(&self, namespace: &str, name: &str) -> Option<&'a Entry<VirtualService>> {

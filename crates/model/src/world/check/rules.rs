@@ -118,7 +118,7 @@ impl<'a> Report<'a> {
     fn first_of(&mut self, host: &str, namespace: &str) -> Option<&'a Entry<VirtualService>> {
         self.world.record_rules_of(host);
         *self.routes_of.entry((host.to_owned(), namespace.to_owned())).or_insert_with(|| {
-            let rivals = self.world.virtual_service_entries(host, namespace, |_| true);
+            let rivals = self.world.virtual_service_entries(host, namespace);
             rivals.into_iter().find(|other| other.object.spec.derived.is_none())
         })
     }
