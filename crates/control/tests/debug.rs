@@ -237,6 +237,12 @@ async fn debug_types_require_authorization_and_sidecars_are_still_checked() {
     let mut responses = open(channel.clone(), kiali.clone(), tokio_stream::iter(mixed)).await.unwrap();
     assert!(responses.message().await.unwrap().is_some());
     assert_eq!(responses.message().await.unwrap_err().code(), Code::InvalidArgument);
+    let allowed = tokio_stream::iter(std::iter::repeat_n(request(SYNCZ, &[]), 16));
+    let mut responses = open(channel.clone(), kiali.clone(), allowed).await.unwrap();
+    for _ in 0..16 {
+        assert!(responses.message().await.unwrap().is_some());
+    }
+    assert!(responses.message().await.unwrap().is_none());
     let many = tokio_stream::iter(std::iter::repeat_n(request(SYNCZ, &[]), 100));
     let mut responses = open(channel, kiali, many).await.unwrap();
     let mut answered = 0;

@@ -49,11 +49,14 @@ pub(super) async fn serve<R: WireRequest>(
     responses: &mut ResponseWriter,
 ) -> Result<(), Status> {
     let mut next = Some(first);
-    for number in 1..=MAX_REQUESTS {
+    for number in 1_u64.. {
         let debug_request = match next.take() {
             Some(request) => request,
             None => {
                 let Some((request, _)) = requests.next().await? else { return Ok(()) };
+                if number > MAX_REQUESTS {
+                    break;
+                }
                 request
                     .debug_request()
                     .ok_or_else(|| Status::invalid_argument("this stream carries only debug types"))?
