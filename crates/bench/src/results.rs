@@ -2,11 +2,11 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Write as _},
+    io::{self, Read as _, Write as _},
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use serde::Serialize;
 use skysail_core::stdio;
 
@@ -142,6 +142,17 @@ pub(crate) fn create(path: &Path) -> io::Result<(PathBuf, File)> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
+/// Returns the text of a file or a special file, such as a pipe, of at most `max` bytes.
+///
+/// # Errors
+/// The file cannot be read, is not UTF-8 or has more bytes. The error does not name the file.
+pub(crate) fn read_text(file: &Path, max: u64) -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(file)?.take(max + 1).read_to_end(&mut bytes)?;
+    ensure!(bytes.len() as u64 <= max, "it has more than {max} bytes, the maximum for such a file");
+    String::from_utf8(bytes).context("it is not UTF-8 text")
+}
+
 /// Fails if a file cannot be written; the error names the option. Creates no file.
 pub(crate) fn check_writable(option: &str, file: &Path) -> anyhow::Result<()> {
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -177,6 +188,21 @@ mod tests {
             error.contains("x.json: the file exists, and an earlier result is not overwritten"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn files_and_devices_are_read_up_to_the_bound() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        fs::write(&path, "1234").unwrap();
+        assert_eq!(read_text(&path, 4).unwrap(), "1234");
+        for path in [&path, Path::new("/dev/zero")] {
+            let error = read_text(path, 3).unwrap_err().to_string();
+            assert!(error.contains("more than 3 bytes"), "{error}");
+        }
+        fs::write(&path, [0xff]).unwrap();
+        assert!(read_text(&path, 3).unwrap_err().to_string().contains("not UTF-8"));
+        assert!(read_text(Path::new("no/file"), 3).is_err());
     }
 
     #[test]

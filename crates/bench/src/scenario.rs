@@ -12,7 +12,7 @@ mod rank;
 mod run;
 mod table;
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ pub(crate) use self::{
     page::{PageArgs, page},
     run::{RunArgs, run},
 };
-use crate::report::LatencyReport;
+use crate::{report::LatencyReport, results};
 
 /// Value of `benchmark` in result files.
 const BENCHMARK: &str = "scenario";
@@ -46,10 +46,8 @@ struct ScenarioResult {
 /// Reads a result file and computes the summary of the result. Returns `None` for the result of another benchmark.
 fn read(file: &Path) -> anyhow::Result<Option<ScenarioResult>> {
     let name = file.display();
-    let size = fs::metadata(file).with_context(|| format!("cannot read {name}"))?.len();
-    ensure!(size <= MAX_FILE, "{name}: {size} bytes; a result has at most {MAX_FILE}");
-    let text = fs::read(file).with_context(|| format!("cannot read {name}"))?;
-    parse(&text).with_context(|| format!("{name} is not a result of bench run"))
+    let text = results::read_text(file, MAX_FILE).with_context(|| format!("cannot read {name}"))?;
+    parse(text.as_bytes()).with_context(|| format!("{name} is not a result of bench run"))
 }
 
 fn parse(text: &[u8]) -> anyhow::Result<Option<ScenarioResult>> {

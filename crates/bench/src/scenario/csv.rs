@@ -3,7 +3,7 @@
 //! Latencies are in µs, CPU in thousandths of a CPU, memory in MiB. The label of a row ends with
 //! `qps_RATE_c_CONNECTIONS_BYTES_MODE_PATH`, where PATH is `baseline`, `serveronly`, `clientonly`, `both` or `ingress`.
 
-use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
+use std::{collections::BTreeMap, fmt::Write as _, path::Path};
 
 use anyhow::{Context as _, ensure};
 
@@ -11,7 +11,7 @@ use super::{
     ScenarioResult,
     format::{Published, PublishedRow},
 };
-use crate::{peers::Peer, report::LatencySettings, stage, topology::Topology};
+use crate::{peers::Peer, report::LatencySettings, results, stage, topology::Topology};
 
 /// Maximum size of a file in bytes.
 const MAX_FILE: u64 = 16 << 20;
@@ -85,9 +85,7 @@ pub(super) fn write(result: &ScenarioResult) -> String {
 /// The file cannot be read, lacks a column, has a broken row, or has no row of this load.
 pub(super) fn read(file: &Path, settings: &LatencySettings) -> anyhow::Result<Vec<Published>> {
     let name = file.display();
-    let size = fs::metadata(file).with_context(|| format!("cannot read {name}"))?.len();
-    ensure!(size <= MAX_FILE, "{name}: {size} bytes; at most {MAX_FILE} are read");
-    let text = fs::read_to_string(file).with_context(|| format!("cannot read {name}"))?;
+    let text = results::read_text(file, MAX_FILE).with_context(|| format!("cannot read {name}"))?;
     let source = file.file_name().unwrap_or_default().to_string_lossy();
     let published = parse(&text, &source, settings).with_context(|| format!("cannot use {name}"))?;
     ensure!(

@@ -3,13 +3,13 @@
 //! A scenario has no property of a machine, so the same file can describe a run on another machine. Every value has
 //! bounds. An error names the file, the line, the field and the remedy.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use skysail_yaml::{Node, Value};
 
-use crate::{peers::Peer, report::LatencySettings, topology::Topology};
+use crate::{peers::Peer, report::LatencySettings, results, topology::Topology};
 
 /// Maximum size of a file in bytes.
 const MAX_FILE: u64 = 1 << 20;
@@ -226,17 +226,12 @@ impl Scenario {
     /// The file cannot be read, is not one YAML document, or has an unknown, missing or repeated field or a value out
     /// of bounds. The message names the line and the field.
     pub(super) fn read(file: &Path) -> anyhow::Result<Self> {
-        let size = fs::metadata(file).with_context(|| {
+        let text = results::read_text(file, MAX_FILE).with_context(|| {
             format!(
                 "cannot read the scenario {}; name a YAML file, such as those in benchmarks/scenarios",
                 file.display()
             )
         })?;
-        if size.len() > MAX_FILE {
-            bail!("{}: {} bytes; a scenario has at most {MAX_FILE}", file.display(), size.len());
-        }
-        let text = fs::read_to_string(file)
-            .with_context(|| format!("cannot read the scenario {}", file.display()))?;
         Self::parse(&text).map_err(|error| anyhow::anyhow!("{}:{error}", file.display()))
     }
 

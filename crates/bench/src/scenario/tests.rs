@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs};
 
 use super::{
     diff::{DiffRow, Verdict, compare},
