@@ -32,6 +32,8 @@ use crate::{
 pub(crate) enum Topology {
     /// No sidecar.
     Baseline,
+    /// The client's sidecar, which sends plain HTTP to the server.
+    ClientSidecar,
     /// The server's sidecar; the client sends plain HTTP to it.
     ServerSidecar,
     /// The server's sidecar; the client uses mutual TLS itself.
@@ -41,13 +43,14 @@ pub(crate) enum Topology {
 }
 
 impl Topology {
-    pub(crate) const ALL: [Self; 4] =
-        [Self::Baseline, Self::ServerSidecar, Self::ServerMtls, Self::BothSidecars];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Baseline, Self::ClientSidecar, Self::ServerSidecar, Self::ServerMtls, Self::BothSidecars];
 
     /// Returns the name on the command line and in result files.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Baseline => "baseline",
+            Self::ClientSidecar => "client-sidecar",
             Self::ServerSidecar => "server-sidecar",
             Self::ServerMtls => "server-mtls",
             Self::BothSidecars => "both-sidecars",
@@ -58,6 +61,7 @@ impl Topology {
     fn sidecars(self) -> &'static [Role] {
         match self {
             Self::Baseline => &[],
+            Self::ClientSidecar => &[Role::Client],
             Self::ServerSidecar | Self::ServerMtls => &[Role::Server],
             Self::BothSidecars => &[Role::Client, Role::Server],
         }

@@ -168,9 +168,9 @@ fn a_tiny_scenario_measures_all_turns_and_its_result_can_be_drawn_and_compared()
     assert_eq!((&printed["benchmark"], &printed["size"]), (&"scenario".into(), &"tiny".into()));
     assert_eq!(printed["violations"], serde_json::json!([]));
 
-    // Baseline, server's sidecar and both sidecars, with 2 and 4 connections.
+    // Baseline, the client's sidecar, the server's and both, with 2 and 4 connections.
     let runs = printed["runs"].as_array().unwrap();
-    assert_eq!(runs.len(), 6);
+    assert_eq!(runs.len(), 8);
     for run in runs {
         let counts = ["requests", "unanswered", "refused"].map(|name| run[name].as_u64().unwrap());
         assert_eq!(counts, [100, 0, 0], "{run}");
@@ -180,6 +180,7 @@ fn a_tiny_scenario_measures_all_turns_and_its_result_can_be_drawn_and_compared()
         assert!(run["generator_late_p99_us"].as_f64().unwrap() >= 0.0, "{run}");
         let sidecars = match run["topology"].as_str().unwrap() {
             "baseline" => &[][..],
+            "client-sidecar" => &["client-proxy"],
             "server-sidecar" => &["server-proxy"],
             _ => &["client-proxy", "server-proxy"],
         };
@@ -193,7 +194,7 @@ fn a_tiny_scenario_measures_all_turns_and_its_result_can_be_drawn_and_compared()
         csv.starts_with("StartTime,ActualDuration,Labels,NumThreads,ActualQPS,p50,p90,p99,p999,"),
         "{csv}"
     );
-    assert_eq!(csv.lines().count(), 7, "{csv}");
+    assert_eq!(csv.lines().count(), 9, "{csv}");
 
     let drawn = bench(folder.path(), &["report", "results", "--html", "page.html"]);
     assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));

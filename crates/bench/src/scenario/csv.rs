@@ -166,6 +166,7 @@ fn mode_and_topology(label: &str, settings: &LatencySettings) -> Option<(String,
 fn path_of(topology: Topology) -> &'static str {
     match topology {
         Topology::Baseline => "baseline",
+        Topology::ClientSidecar => "clientonly",
         Topology::ServerSidecar => "serveronly",
         Topology::ServerMtls => "servermtls",
         Topology::BothSidecars => "both",

@@ -293,7 +293,7 @@ impl Scenario {
         )?;
         text("title", &self.title, 100)?;
         text("question", &self.question, 500)?;
-        distinct("topologies", &self.topologies, 4)?;
+        distinct("topologies", &self.topologies, Topology::ALL.len())?;
         distinct("peers", &self.peers, 5)?;
         distinct("measure", &self.measure, 4)?;
         let needs_baseline = self.measure.contains(&Measure::AddedLatency);
