@@ -14,7 +14,7 @@ use crate::{
     load::{Load, Traffic},
     node::Protocol,
     peers::Peer,
-    report::{LatencyReport, LatencyRun, LatencySettings, Machine},
+    report::{LatencyReport, LatencyRun, LatencySettings, Machine, Series},
     results::ResultFile,
     schedule::Schedule,
     stage::{self, Output, Turns, deduplicate, minutes},
@@ -58,8 +58,7 @@ pub(crate) struct LatencyArgs {
 struct LatencyTurn {
     round: u32,
     connections: usize,
-    topology: Topology,
-    peer: Option<Peer>,
+    series: Series,
 }
 
 /// Estimated time to start and end the processes of one turn.
@@ -113,7 +112,7 @@ async fn take(
     let turns = plan(settings, &names);
     let began = Instant::now();
     for (index, turn) in turns.iter().enumerate() {
-        let program = turn.peer.and_then(|peer| peers.iter().find(|(other, _)| *other == peer));
+        let program = turn.series.peer.and_then(|peer| peers.iter().find(|(other, _)| *other == peer));
         let program = program.map(|(peer, program)| (*peer, program.as_path()));
         let (shape, load) = shape_and_load(settings, *turn);
         let measured = topology::measure(setup, shape, program, load).await;
@@ -125,8 +124,8 @@ async fn take(
             minutes(if index == 0 { duration(settings) } else { began.elapsed() / done } * left),
             turn.round,
             turn.connections,
-            turn.topology.name(),
-            turn.peer.map_or("", Peer::name),
+            turn.series.topology.name(),
+            turn.series.peer.map_or("", Peer::name),
             measured.as_ref().map_or_else(|error| format!("failed: {error:#}"), short),
         ));
         let (measurement, error) = match measured {
@@ -135,8 +134,7 @@ async fn take(
         };
         runs.push(LatencyRun {
             round: turn.round,
-            topology: turn.topology,
-            peer: turn.peer,
+            series: turn.series,
             connections: turn.connections,
             measurement,
             error,
@@ -151,7 +149,7 @@ fn duration(settings: &LatencySettings) -> Duration {
 
 fn shape_and_load(settings: &LatencySettings, turn: LatencyTurn) -> (Shape, Load) {
     let shape = Shape {
-        topology: turn.topology,
+        topology: turn.series.topology,
         protocol: Protocol::Http1,
         workers: settings.workers,
         pinned: false,
@@ -182,15 +180,12 @@ fn plan(settings: &LatencySettings, peers: &[Peer]) -> Vec<LatencyTurn> {
             for topology in
                 Topology::ALL.into_iter().filter(|topology| settings.topologies.contains(topology))
             {
-                if topology == Topology::Baseline {
-                    turns.push(LatencyTurn { round, connections, topology, peer: None });
-                    continue;
-                }
-                turns.extend(peers.iter().map(|peer| LatencyTurn {
+                let peers = peers.iter().map(|peer| Some(*peer));
+                let peers = if topology == Topology::Baseline { vec![None] } else { peers.collect() };
+                turns.extend(peers.into_iter().map(|peer| LatencyTurn {
                     round,
                     connections,
-                    topology,
-                    peer: Some(*peer),
+                    series: Series { topology, peer },
                 }));
             }
         }
@@ -256,11 +251,10 @@ pub(crate) fn is_complete(report: &LatencyReport) -> bool {
     let failed: Vec<&LatencyRun> = report.runs.iter().filter(|run| run.error.is_some()).collect();
     if let Some(run) = failed.first() {
         stdio::print_error(format_args!(
-            "{} of {} turns failed, the first one {} with {}: {}",
+            "{} of {} turns failed, the first one {}: {}",
             failed.len(),
             report.runs.len(),
-            run.topology.name(),
-            run.peer.map_or("no proxy", Peer::name),
+            run.series,
             run.error.as_deref().unwrap_or_default()
         ));
     }
@@ -294,7 +288,8 @@ mod tests {
     fn peers_alternate_within_a_round() {
         let args = args("--rounds 2 --connections 2,64 --topologies both-sidecars,baseline");
         let turns = plan(&settings(&args), &[Peer::Skysail, Peer::Envoy]);
-        let short: Vec<_> = turns.iter().map(|turn| (turn.round, turn.connections, turn.peer)).collect();
+        let short: Vec<_> =
+            turns.iter().map(|turn| (turn.round, turn.connections, turn.series.peer)).collect();
         let (skysail, envoy) = (Some(Peer::Skysail), Some(Peer::Envoy));
         let once =
             |round| [2, 64].map(|n| [(round, n, None), (round, n, skysail), (round, n, envoy)]).concat();

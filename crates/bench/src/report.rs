@@ -4,7 +4,10 @@
 //! Added latency and the ratio of two peers are computed within a round and then summarized: a machine's speed drifts,
 //! and consecutive turns see the same drift.
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Write as _},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -78,13 +81,37 @@ pub(crate) struct Program {
     pub(crate) version: String,
 }
 
+/// Settings of turns that differ in their round and number of connections: a line of a plot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Series {
+    pub(crate) topology: Topology,
+    /// Absent without a proxy.
+    pub(crate) peer: Option<Peer>,
+}
+
+impl Series {
+    /// The topology without sidecars.
+    pub(crate) const BASELINE: Self = Self { topology: Topology::Baseline, peer: None };
+
+    /// Returns the proxy, for tables and messages.
+    pub(crate) fn measured_with(self) -> String {
+        self.peer.map_or("no sidecar", Peer::name).to_owned()
+    }
+}
+
+/// Topology and proxy, as in `both-sidecars, envoy`.
+impl fmt::Display for Series {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.topology.name(), self.measured_with())
+    }
+}
+
 /// A turn.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct LatencyRun {
     pub(crate) round: u32,
-    pub(crate) topology: Topology,
-    /// Absent without a proxy.
-    pub(crate) peer: Option<Peer>,
+    #[serde(flatten)]
+    pub(crate) series: Series,
     pub(crate) connections: usize,
     #[serde(flatten)]
     pub(crate) measurement: Option<Measurement>,
@@ -102,8 +129,8 @@ pub(crate) struct Spread {
 /// A setting over the rounds.
 #[derive(Debug, Serialize)]
 pub(crate) struct SummaryRow {
-    pub(crate) topology: Topology,
-    pub(crate) peer: Option<Peer>,
+    #[serde(flatten)]
+    pub(crate) series: Series,
     pub(crate) connections: usize,
     /// Number of successful turns, and of failed ones.
     pub(crate) rounds: usize,
@@ -123,49 +150,52 @@ pub(crate) struct PeerRatio {
 
 const COMPARED: [&str; 4] = ["cpu_proxies_us_per_request", "rss_proxies_kb", "added_p50_us", "added_p99_us"];
 
-/// Topology, connections and peer.
-pub(crate) type SettingKey = (Topology, usize, Option<Peer>);
-
 impl LatencyReport {
     /// Computes the summary and the comparisons of the turns so far.
     pub(crate) fn summarize(&mut self) {
-        let mut settings: Vec<SettingKey> = Vec::new();
+        let mut settings: Vec<(Series, usize)> = Vec::new();
         for run in &self.runs {
-            let setting = (run.topology, run.connections, run.peer);
+            let setting = (run.series, run.connections);
             if !settings.contains(&setting) {
                 settings.push(setting);
             }
         }
         let order = &self.settings.topologies;
-        settings.sort_by_key(|(topology, connections, _)| {
-            (order.iter().position(|name| name == topology), *connections)
+        settings.sort_by_key(|(series, connections)| {
+            (order.iter().position(|topology| *topology == series.topology), *connections)
         });
         self.summary = settings.iter().map(|setting| self.row(*setting)).collect();
         self.comparisons =
             settings.iter().filter_map(|setting| self.comparison(*setting, &settings)).collect();
     }
 
-    fn row(&self, (topology, connections, peer): SettingKey) -> SummaryRow {
-        let rounds = self.metrics_by_round((topology, connections, peer));
+    fn row(&self, (series, connections): (Series, usize)) -> SummaryRow {
+        let rounds = self.metrics_by_round(series, connections);
         let mut values: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
         for (name, value) in rounds.values().flatten() {
             values.entry(name).or_default().push(*value);
         }
         let metrics = values.into_iter().filter_map(|(name, values)| Some((name.clone(), spread(values)?)));
-        let failed = self.runs_of((topology, connections, peer)).filter(|run| run.error.is_some()).count();
-        SummaryRow { topology, peer, connections, rounds: rounds.len(), failed, metrics: metrics.collect() }
+        let failed = self.runs_of(series, connections).filter(|run| run.error.is_some()).count();
+        SummaryRow { series, connections, rounds: rounds.len(), failed, metrics: metrics.collect() }
     }
 
     /// Compares the first peer at this setting with the setting's own peer.
-    fn comparison(&self, setting: SettingKey, settings: &[SettingKey]) -> Option<PeerRatio> {
-        let (topology, connections, other) = setting;
-        let other = other?;
-        let first = settings.iter().find(|(t, c, _)| (*t, *c) == (topology, connections))?.2?;
+    fn comparison(
+        &self,
+        (series, connections): (Series, usize),
+        settings: &[(Series, usize)],
+    ) -> Option<PeerRatio> {
+        let other = series.peer?;
+        let is_same = |(one, number): &&(Series, usize)| {
+            (Series { peer: series.peer, ..*one }, *number) == (series, connections)
+        };
+        let first = settings.iter().find(is_same)?.0.peer?;
         if first == other {
             return None;
         }
-        let own = self.metrics_by_round((topology, connections, Some(first)));
-        let others = self.metrics_by_round(setting);
+        let own = self.metrics_by_round(Series { peer: Some(first), ..series }, connections);
+        let others = self.metrics_by_round(series, connections);
         let ratio = |name: &str| {
             let in_round = |(round, metrics): (&u32, &BTreeMap<String, f64>)| {
                 let other = *others.get(round)?.get(name)?;
@@ -174,23 +204,25 @@ impl LatencyReport {
             spread(own.iter().filter_map(in_round).collect())
         };
         let ratios = COMPARED.iter().filter_map(|name| Some(((*name).to_owned(), ratio(name)?))).collect();
-        Some(PeerRatio { topology, connections, peer: first, other, ratios })
+        Some(PeerRatio { topology: series.topology, connections, peer: first, other, ratios })
     }
 
-    fn runs_of(&self, (topology, connections, peer): SettingKey) -> impl Iterator<Item = &LatencyRun> {
-        self.runs
-            .iter()
-            .filter(move |run| (run.topology, run.connections, run.peer) == (topology, connections, peer))
+    fn runs_of(&self, series: Series, connections: usize) -> impl Iterator<Item = &LatencyRun> {
+        self.runs.iter().filter(move |run| (run.series, run.connections) == (series, connections))
     }
 
     /// Returns the figures of a setting by round and name.
-    pub(crate) fn metrics_by_round(&self, setting: SettingKey) -> BTreeMap<u32, BTreeMap<String, f64>> {
-        self.runs_of(setting)
+    pub(crate) fn metrics_by_round(
+        &self,
+        series: Series,
+        connections: usize,
+    ) -> BTreeMap<u32, BTreeMap<String, f64>> {
+        self.runs_of(series, connections)
             .filter_map(|run| {
                 let baseline =
-                    self.runs_of((Topology::Baseline, run.connections, None)).find(|b| b.round == run.round);
+                    self.runs_of(Series::BASELINE, connections).find(|other| other.round == run.round);
                 let baseline =
-                    baseline.filter(|_| run.peer.is_some()).and_then(|run| run.measurement.as_ref());
+                    baseline.filter(|_| series.peer.is_some()).and_then(|run| run.measurement.as_ref());
                 Some((run.round, metrics(run.measurement.as_ref()?, baseline)))
             })
             .collect()
@@ -201,7 +233,7 @@ impl LatencyReport {
         let mut text = String::new();
         for topology in &self.settings.topologies {
             let rows: Vec<&SummaryRow> =
-                self.summary.iter().filter(|row| row.topology == *topology).collect();
+                self.summary.iter().filter(|row| row.series.topology == *topology).collect();
             if !rows.is_empty() {
                 // Writing to a String cannot fail.
                 let _ = write!(text, "### {}\n\n{}\n\n", topology.name(), table(&rows));
@@ -320,7 +352,7 @@ fn table(rows: &[&SummaryRow]) -> String {
         });
         let start = [
             row.connections.to_string(),
-            row.peer.map_or("-", Peer::name).to_owned(),
+            row.series.peer.map_or("-", Peer::name).to_owned(),
             failed(row.failed, row.rounds),
         ];
         start.into_iter().chain(cells).collect()

@@ -72,8 +72,7 @@ fn run(round: u32, peer: Option<Peer>, p50: f64, cpu: f64) -> LatencyRun {
     let topology = if peer.is_some() { Topology::BothSidecars } else { Topology::Baseline };
     LatencyRun {
         round,
-        topology,
-        peer,
+        series: Series { topology, peer },
         connections: 16,
         measurement: Some(measurement(p50, cpu)),
         error: None,
@@ -122,7 +121,7 @@ fn peers_are_compared_within_rounds_and_failures_counted() {
     assert_eq!((comparison.peer, comparison.other), (Peer::Skysail, Peer::Envoy));
     let cpu = comparison.ratios["cpu_proxies_us_per_request"];
     assert!((cpu.median - 0.5).abs() < 1e-9 && (cpu.max - 0.6).abs() < 1e-9, "{cpu:?}");
-    let envoy = report.summary.iter().find(|row| row.peer == Some(Peer::Envoy)).unwrap();
+    let envoy = report.summary.iter().find(|row| row.series.peer == Some(Peer::Envoy)).unwrap();
     assert_eq!((envoy.rounds, envoy.failed), (2, 1));
     let text = report.tables();
     assert!(text.contains(" 1/3 |"), "{text}");

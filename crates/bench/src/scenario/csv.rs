@@ -50,8 +50,8 @@ pub(super) fn write(result: &ScenarioResult) -> String {
             settings.qps,
             run.connections,
             settings.payload,
-            run.peer.map_or("none", Peer::name),
-            path_of(run.topology)
+            run.series.peer.map_or("none", Peer::name),
+            path_of(run.series.topology)
         );
         let latency = &measurement.latency_us;
         let mut cells = vec![

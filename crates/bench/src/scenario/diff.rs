@@ -1,7 +1,8 @@
 //! `skysail bench diff`: two results, figure by figure.
 //!
 //! A row is a figure of a peer in a topology. The numbers of connections are the strata of one test ([`rank`]). So a
-//! few rounds are enough, and there are fewer tests whose result may be due to chance.
+//! few rounds are enough, and there are fewer tests whose result may be due to chance. A figure that only one of the
+//! results has, because all turns of the other failed, gets a row of its own.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +22,7 @@ use super::{
 use crate::{
     layout::{self, TextTable},
     peers::Peer,
-    report::{self, Spread, cell},
+    report::{self, Series, Spread, cell},
     stage::Output,
     topology::Topology,
 };
@@ -61,28 +62,66 @@ pub(super) enum Verdict {
     Better,
     Same,
     Worse,
+    /// B has no such figure.
+    OnlyInA,
+    /// A has no such figure.
+    OnlyInB,
+    /// Neither result has the figure, on which the scenario has a limit.
+    InNeither,
+}
+
+impl Verdict {
+    /// Returns the text in tables.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Better => "better",
+            Self::Same => "same",
+            Self::Worse => "worse",
+            Self::OnlyInA => "only in A",
+            Self::OnlyInB => "only in B",
+            Self::InNeither => "in neither",
+        }
+    }
+
+    /// Returns true if a result lacks the figure.
+    fn is_incomplete(self) -> bool {
+        matches!(self, Self::OnlyInA | Self::OnlyInB | Self::InNeither)
+    }
 }
 
 /// Comparison of a figure of a peer in a topology.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct DiffRow {
-    pub(super) topology: Topology,
-    /// `None` for the baseline.
-    pub(super) peer: Option<Peer>,
+    #[serde(flatten)]
+    pub(super) series: Series,
     pub(super) metric: &'static str,
     /// Title of the figure in tables.
     #[serde(skip)]
     title: &'static str,
-    /// Median of B divided by that of A: the median, least and greatest over the numbers of connections.
-    pub(super) ratio: Spread,
+    pub(super) verdict: Verdict,
+    /// Numbers of connections to which the verdict applies.
+    pub(super) connections: Vec<usize>,
+    /// The scenario has a limit on the figure.
+    pub(super) has_limit: bool,
+    /// Absent if a result lacks the figure.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub(super) change: Option<Change>,
+}
+
+/// Change of a figure from A to B.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct Change {
+    /// Median of B divided by that of A: the median, least and greatest over the numbers of connections. `None` if no
+    /// two medians are above 0.
+    pub(super) ratio: Option<Spread>,
     /// Confidence in percent that A and B differ.
     pub(super) confidence: f64,
     /// Maximum confidence that the test can reach with these numbers of rounds.
     pub(super) greatest_confidence: f64,
-    pub(super) verdict: Verdict,
 }
 
-/// Compares two results. Returns false if a figure of skysail is worse.
+/// Compares two results. Returns false if a figure of skysail is worse, or if a result lacks a figure on which the
+/// scenario has a limit.
 ///
 /// # Errors
 /// A file is not a result, or the results have different loads.
@@ -91,17 +130,28 @@ pub(crate) fn diff(args: &DiffArgs) -> anyhow::Result<bool> {
         |file: &Path| read(file)?.with_context(|| format!("{} is not a result of bench run", file.display()));
     let (first, second) = (of(&args.first)?, of(&args.second)?);
     let rows = compare(&first, &second, args.relative_to, (args.threshold, args.confidence))?;
+    for difference in differences(&first, &second) {
+        stdio::print_error(difference);
+    }
     match args.output {
         Output::Table => stdio::print(text(&rows, args))?,
         Output::Json => stdio::print(serde_json::to_string_pretty(&rows)?)?,
     }
-    Ok(!rows.iter().any(|row| row.verdict == Verdict::Worse && row.peer == Some(Peer::Skysail)))
+    Ok(is_accepted(&rows))
 }
 
-/// Returns a row for each figure that both results have. `bounds` are the minimum change and confidence, in percent.
+/// Returns true if no figure of skysail is worse, and no figure on which the scenario has a limit is missing.
+pub(super) fn is_accepted(rows: &[DiffRow]) -> bool {
+    let is_worse = |row: &DiffRow| row.verdict == Verdict::Worse && row.series.peer == Some(Peer::Skysail);
+    !rows.iter().any(|row| is_worse(row) || row.has_limit && row.verdict.is_incomplete())
+}
+
+/// Returns a row for each figure of a topology and a peer in which both results were measured, and one more for the
+/// numbers of connections at which only one result has the figure. `bounds` are the minimum change and confidence, in
+/// percent.
 ///
 /// # Errors
-/// The results have different scenarios or loads, too many rounds, or no figure in common.
+/// The results have different scenarios or loads, too many rounds, or no topology and peer in common.
 pub(super) fn compare(
     first: &ScenarioResult,
     second: &ScenarioResult,
@@ -121,37 +171,64 @@ pub(super) fn compare(
         loads[1]
     );
     ensure!(a.rounds.max(b.rounds) <= MAX_ROUNDS, "a result has more than {MAX_ROUNDS} rounds");
+    let (of_first, of_second) = (series_of(first), series_of(second));
+    let common = of_first.into_iter().filter(|series| of_second.contains(series));
+    let compared =
+        common.filter(|series| relative_to.is_none() || series.peer.is_some() && series.peer != relative_to);
     let mut rows = Vec::new();
-    for &topology in a.topologies.iter().filter(|topology| b.topologies.contains(topology)) {
-        let peers: Vec<Option<Peer>> = if topology == Topology::Baseline {
-            vec![None]
-        } else {
-            let all = [&Peer::ALL[..], &[Peer::Relay]].concat();
-            all.into_iter().filter(|peer| Some(*peer) != relative_to).map(Some).collect()
-        };
-        for peer in peers.into_iter().filter(|peer| relative_to.is_none() || peer.is_some()) {
-            let rows_of = second.scenario.figures().filter_map(|figure| {
-                let strata = strata(first, second, (topology, peer, relative_to), figure);
-                row((topology, peer), figure, &strata, bounds)
-            });
-            rows.extend(rows_of);
+    for series in compared {
+        for figure in second.scenario.figures() {
+            let strata = strata(first, second, (series, relative_to), figure);
+            let limits = &second.scenario.acceptance.limits;
+            let has_limit =
+                limits.iter().any(|limit| limit.series() == series && limit.metric == figure.metric);
+            let found = row(series, figure, &strata, bounds).into_iter();
+            let found = found.chain(missing(series, figure, &strata));
+            let found = found.filter(|row| has_limit || row.verdict != Verdict::InNeither);
+            rows.extend(found.map(|row| DiffRow { has_limit, ..row }));
         }
     }
-    ensure!(!rows.is_empty(), "no figure is in both results; run both with the same topologies and peers");
+    ensure!(!rows.is_empty(), "no figure is in a result; run both with the same topologies and peers");
     Ok(rows)
+}
+
+/// Returns all topologies of a run with its peers, also those whose turns all failed or were not taken.
+fn series_of(result: &ScenarioResult) -> Vec<Series> {
+    let peers = [&Peer::ALL[..], &[Peer::Relay]].concat();
+    let is_measured = |peer: &Peer| {
+        result.report.peers.contains_key(peer.name())
+            || result.report.runs.iter().any(|run| run.series.peer == Some(*peer))
+    };
+    let peers: Vec<Option<Peer>> = peers.into_iter().filter(is_measured).map(Some).collect();
+    let of = |&topology: &Topology| {
+        let peers = if topology == Topology::Baseline { &[None][..] } else { &peers };
+        peers.iter().map(move |&peer| Series { topology, peer }).collect::<Vec<_>>()
+    };
+    result.report.settings.topologies.iter().flat_map(of).collect()
+}
+
+/// Returns a message for each topology and peer that was measured only in one of the results.
+fn differences(first: &ScenarioResult, second: &ScenarioResult) -> Vec<String> {
+    let (of_first, of_second) = (series_of(first), series_of(second));
+    let only = |own: &[Series], other: &[Series], name: &str| {
+        let lacking = own.iter().filter(|series| !other.contains(series));
+        let lines = lacking.map(|series| format!("not compared: {series} was measured only in {name}"));
+        lines.collect::<Vec<_>>()
+    };
+    [only(&of_first, &of_second, "A"), only(&of_second, &of_first, "B")].concat()
 }
 
 /// Returns the values of both results for each number of connections; ratios to the peer `relative_to` if there is one.
 fn strata(
     first: &ScenarioResult,
     second: &ScenarioResult,
-    (topology, peer, relative_to): (Topology, Option<Peer>, Option<Peer>),
+    (series, relative_to): (Series, Option<Peer>),
     figure: &Figure,
-) -> Vec<Stratum> {
+) -> Vec<(usize, Stratum)> {
     let values = |result: &ScenarioResult, connections: usize| -> Vec<f64> {
-        let own = result.report.metrics_by_round((topology, connections, peer));
-        let other =
-            relative_to.map(|peer| result.report.metrics_by_round((topology, connections, Some(peer))));
+        let own = result.report.metrics_by_round(series, connections);
+        let other = relative_to
+            .map(|peer| result.report.metrics_by_round(Series { peer: Some(peer), ..series }, connections));
         let value = |(round, metrics): (&u32, &BTreeMap<String, f64>)| {
             let value = *metrics.get(figure.metric)?;
             let Some(other) = &other else { return Some(value) };
@@ -162,58 +239,85 @@ fn strata(
     };
     let connections = first.report.settings.connections.iter();
     connections
-        .map(|&number| Stratum { first: values(first, number), second: values(second, number) })
+        .map(|&number| (number, Stratum { first: values(first, number), second: values(second, number) }))
         .collect()
 }
 
+/// Returns the comparison at the numbers of connections at which both results have the figure.
 fn row(
-    (topology, peer): (Topology, Option<Peer>),
+    series: Series,
     figure: &Figure,
-    strata: &[Stratum],
+    strata: &[(usize, Stratum)],
     (threshold, needed): (f64, f64),
 ) -> Option<DiffRow> {
-    let RankTest { p, least_p } = rank::test(strata)?;
+    let common = strata.iter().filter(|(_, one)| !one.first.is_empty() && !one.second.is_empty());
+    let (connections, strata): (Vec<usize>, Vec<Stratum>) = common.cloned().unzip();
+    let RankTest { p, least_p } = rank::test(&strata)?;
     let ratio = |stratum: &Stratum| {
         let [a, b] = [&stratum.first, &stratum.second].map(|values| report::spread(values.clone()));
         let (a, b) = (a?.median, b?.median);
         // An added latency may be 0 or negative; then there is no meaningful ratio.
         (a > 0.0 && b > 0.0).then_some(b / a)
     };
-    let ratio = report::spread(strata.iter().filter_map(ratio).collect())?;
+    let ratio = report::spread(strata.iter().filter_map(ratio).collect());
+    let change = ratio.map_or(0.0, |ratio| ratio.median - 1.0);
     let confidence = 100.0 * (1.0 - p);
-    let is_different = confidence >= needed && 100.0 * (ratio.median - 1.0).abs() >= threshold;
-    let verdict = match ratio.median > 1.0 {
+    let is_different = confidence >= needed && 100.0 * change.abs() >= threshold;
+    let verdict = match change > 0.0 {
         _ if !is_different => Verdict::Same,
         true => Verdict::Worse,
         false => Verdict::Better,
     };
+    let change = Change { ratio, confidence, greatest_confidence: 100.0 * (1.0 - least_p) };
     Some(DiffRow {
-        topology,
-        peer,
+        series,
         metric: figure.metric,
         title: figure.title,
-        ratio,
-        confidence,
-        greatest_confidence: 100.0 * (1.0 - least_p),
         verdict,
+        connections,
+        has_limit: false,
+        change: Some(change),
     })
+}
+
+/// Returns a row each for the numbers of connections at which B, A, or both lack the figure.
+fn missing(series: Series, figure: &Figure, strata: &[(usize, Stratum)]) -> Vec<DiffRow> {
+    let verdict = |stratum: &Stratum| match (stratum.first.is_empty(), stratum.second.is_empty()) {
+        (false, false) => None,
+        (false, true) => Some(Verdict::OnlyInA),
+        (true, false) => Some(Verdict::OnlyInB),
+        (true, true) => Some(Verdict::InNeither),
+    };
+    let row = |is: Verdict| {
+        let lacking = strata.iter().filter(|(_, stratum)| verdict(stratum) == Some(is));
+        let connections: Vec<usize> = lacking.map(|(number, _)| *number).collect();
+        (!connections.is_empty()).then_some(DiffRow {
+            series,
+            metric: figure.metric,
+            title: figure.title,
+            verdict: is,
+            connections,
+            has_limit: false,
+            change: None,
+        })
+    };
+    [Verdict::OnlyInA, Verdict::OnlyInB, Verdict::InNeither].into_iter().filter_map(row).collect()
 }
 
 fn text(rows: &[DiffRow], args: &DiffArgs) -> String {
     let head = ["topology", "peer", "figure", "verdict", "confidence %", "B / A"].map(str::to_owned).to_vec();
     let line = |row: &DiffRow| {
-        let verdict = match row.verdict {
-            Verdict::Better => "better",
-            Verdict::Same => "same",
-            Verdict::Worse => "worse",
-        };
+        let numbers: Vec<String> = row.connections.iter().map(usize::to_string).collect();
         vec![
-            row.topology.name().to_owned(),
-            row.peer.map_or("no sidecar", Peer::name).to_owned(),
+            row.series.topology.name().to_owned(),
+            row.series.measured_with(),
             row.title.to_owned(),
-            verdict.to_owned(),
-            format!("{:.1}", row.confidence),
-            cell(&row.ratio, 1.0, 2),
+            row.verdict.name().to_owned(),
+            row.change.map_or_else(|| "-".to_owned(), |change| format!("{:.1}", change.confidence)),
+            match row.change {
+                None => format!("{} connections", numbers.join(", ")),
+                Some(change) => change.ratio.map_or_else(|| "-".to_owned(), |ratio| cell(&ratio, 1.0, 2)),
+            },
         ]
     };
     let table = TextTable { head, rows: rows.iter().map(line).collect() };
@@ -223,14 +327,24 @@ fn text(rows: &[DiffRow], args: &DiffArgs) -> String {
          otherwise the same. Each figure is tested separately, so some of many figures differ by chance.",
         args.threshold, args.confidence
     )];
-    if rows.iter().any(|row| row.greatest_confidence < args.confidence) {
+    if rows.iter().any(|row| row.verdict.is_incomplete()) {
+        lines.push(
+            "only in A, only in B, in neither: a result lacks the figure at these numbers of connections, because all its \
+             turns failed or were not taken."
+                .to_owned(),
+        );
+    }
+    let is_short = |change: &Change| change.greatest_confidence < args.confidence;
+    if rows.iter().any(|row| row.change.as_ref().is_some_and(is_short)) {
         lines.push(format!(
             "Some figures have too few rounds for a confidence of {} %; measure more rounds.",
             args.confidence
         ));
     }
     if args.relative_to.is_none()
-        && rows.iter().any(|row| row.peer != Some(Peer::Skysail) && row.verdict != Verdict::Same)
+        && rows.iter().any(|row| {
+            row.series.peer != Some(Peer::Skysail) && matches!(row.verdict, Verdict::Better | Verdict::Worse)
+        })
     {
         lines.push(
             "Figures without skysail differ as well, so the machine was not the same; --relative-to PEER cancels its speed."

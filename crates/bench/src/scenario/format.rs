@@ -9,7 +9,12 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use skysail_yaml::{Node, Value};
 
-use crate::{peers::Peer, report::LatencySettings, results, topology::Topology};
+use crate::{
+    peers::Peer,
+    report::{LatencySettings, Series},
+    results,
+    topology::Topology,
+};
 
 /// Maximum size of a file in bytes.
 const MAX_FILE: u64 = 1 << 20;
@@ -217,6 +222,13 @@ pub(super) struct PublishedRow {
     pub(super) connections: Option<usize>,
     /// Figures by their names in results.
     pub(super) metrics: BTreeMap<String, f64>,
+}
+
+impl Limit {
+    /// Returns the turns to which the limit applies.
+    pub(super) fn series(&self) -> Series {
+        Series { topology: self.topology, peer: self.peer }
+    }
 }
 
 impl Scenario {

@@ -19,6 +19,7 @@ use crate::{
     html,
     peers::Peer,
     plot::{self, Line, escape},
+    report::Series,
     results,
     topology::Topology,
 };
@@ -171,7 +172,7 @@ fn figure(
         let colour = if peer.is_some() { index % (COLOURS - 1) } else { COLOURS - 1 };
         for (figure, style) in measure.figures().iter().filter(shown).zip(["", " high"]) {
             let label = format!("{} {}", peer.map_or("no sidecar", Peer::name), short_title(figure));
-            let points = points(result, (of, *peer), figure);
+            let points = points(result, Series { topology: of, peer: *peer }, figure);
             if !points.is_empty() {
                 lines.push(Line { label, class: format!("peer{colour}{style}"), points });
             }
@@ -193,8 +194,8 @@ fn figure(
 fn peers(result: &ScenarioResult) -> Vec<Option<Peer>> {
     let mut peers: Vec<Option<Peer>> = Vec::new();
     for run in &result.report.runs {
-        if run.peer.is_some() && !peers.contains(&run.peer) {
-            peers.push(run.peer);
+        if run.series.peer.is_some() && !peers.contains(&run.series.peer) {
+            peers.push(run.series.peer);
         }
     }
     peers.push(None);
@@ -212,12 +213,8 @@ fn short_title(figure: &Figure) -> &'static str {
 }
 
 /// Returns the medians of a figure by the number of connections; only those above 0, because the axis is logarithmic.
-fn points(
-    result: &ScenarioResult,
-    (topology, peer): (Topology, Option<Peer>),
-    figure: &Figure,
-) -> Vec<(f64, f64)> {
-    let rows = result.report.summary.iter().filter(|row| row.topology == topology && row.peer == peer);
+fn points(result: &ScenarioResult, series: Series, figure: &Figure) -> Vec<(f64, f64)> {
+    let rows = result.report.summary.iter().filter(|row| row.series == series);
     let points: BTreeMap<usize, f64> = rows
         .filter_map(|row| Some((row.connections, row.metrics.get(figure.metric)?.median / figure.unit)))
         .filter(|(_, value)| *value > 0.0)
@@ -232,14 +229,8 @@ fn missing(result: &ScenarioResult) -> Vec<String> {
         lines.push("The run was interrupted: turns are missing.".to_owned());
     }
     lines.extend(result.report.runs.iter().filter_map(|run| {
-        let peer = run.peer.map_or("no sidecar", Peer::name);
         let error = run.error.as_ref()?;
-        Some(format!(
-            "Round {}, {}, {peer}, {} connections: {error}",
-            run.round,
-            run.topology.name(),
-            run.connections
-        ))
+        Some(format!("Round {}, {}, {} connections: {error}", run.round, run.series, run.connections))
     }));
     lines
 }

@@ -133,13 +133,8 @@ pub(super) fn violations(scenario: &Scenario, size: SizeName, report: &LatencyRe
         let failed = measurement.unanswered + measurement.refused;
         if failed as f64 * 100.0 > most * measurement.requests as f64 {
             violations.push(format!(
-                "{} of {} requests failed in round {}, {}, {}, {} connections; at most {most} % may fail",
-                failed,
-                measurement.requests,
-                run.round,
-                run.topology.name(),
-                run.peer.map_or("no sidecar", Peer::name),
-                run.connections
+                "{} of {} requests failed in round {}, {}, {} connections; at most {most} % may fail",
+                failed, measurement.requests, run.round, run.series, run.connections
             ));
         }
     }
@@ -151,15 +146,15 @@ pub(super) fn violations(scenario: &Scenario, size: SizeName, report: &LatencyRe
 
 /// Returns a message for each number of connections for which the median of a figure is above its limit.
 fn beyond(limit: &Limit, report: &LatencyReport) -> Vec<String> {
-    let rows = report.summary.iter().filter(|row| row.topology == limit.topology && row.peer == limit.peer);
+    let rows = report.summary.iter().filter(|row| row.series == limit.series());
     let beyond = rows.filter_map(|row| {
         let median = row.metrics.get(&limit.metric)?.median;
         (median > limit.at_most).then(|| {
             format!(
                 "{} is {median:.1} in {} with {}, {} connections; at most {} is accepted",
                 limit.metric,
-                row.topology.name(),
-                row.peer.map_or("no sidecar", Peer::name),
+                row.series.topology.name(),
+                row.series.measured_with(),
                 row.connections,
                 limit.at_most
             )

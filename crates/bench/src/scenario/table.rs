@@ -8,7 +8,6 @@ use super::{
 };
 use crate::{
     layout::{self, TextTable},
-    peers::Peer,
     report::{self, cell},
     topology::Topology,
 };
@@ -35,7 +34,7 @@ fn group_table(
     group: Measure,
     published: &[&Published],
 ) -> Option<TextTable> {
-    let rows: Vec<_> = result.report.summary.iter().filter(|row| row.topology == topology).collect();
+    let rows: Vec<_> = result.report.summary.iter().filter(|row| row.series.topology == topology).collect();
     let is_measured = |figure: &&Figure| rows.iter().any(|row| row.metrics.contains_key(figure.metric));
     let figures: Vec<&Figure> = group.figures().iter().filter(is_measured).collect();
     if figures.is_empty() {
@@ -56,9 +55,11 @@ fn group_table(
     head.extend(figures.iter().map(|figure| figure.title.to_owned()));
     let mut lines = Vec::new();
     for row in &rows {
-        let peer = row.peer.map_or("no sidecar", Peer::name);
-        let mut line =
-            vec![row.connections.to_string(), peer.to_owned(), report::failed(row.failed, row.rounds)];
+        let mut line = vec![
+            row.connections.to_string(),
+            row.series.measured_with(),
+            report::failed(row.failed, row.rounds),
+        ];
         line.extend(figures.iter().map(|Figure { metric, unit, digits, .. }| {
             row.metrics.get(*metric).map_or_else(|| "-".to_owned(), |spread| cell(spread, *unit, *digits))
         }));

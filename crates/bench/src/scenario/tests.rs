@@ -8,7 +8,7 @@ use super::{
 use crate::{
     accounting::Memory,
     peers::Peer,
-    report::{LatencyRun, Machine},
+    report::{LatencyRun, Machine, Series},
     topology::{Cost, Latencies, Measurement, Topology},
 };
 
@@ -74,7 +74,8 @@ fn result(factor: impl Fn(Option<Peer>) -> f64) -> ScenarioResult {
                 };
                 let value = factor(peer) * (own + f64::from(round) + connections as f64);
                 let measurement = Some(measurement(value, value));
-                runs.push(LatencyRun { round, topology, peer, connections, measurement, error: None });
+                let series = Series { topology, peer };
+                runs.push(LatencyRun { round, series, connections, measurement, error: None });
             }
         }
     }
@@ -225,7 +226,7 @@ fn tables_have_published_figures_beside_those_of_the_run() {
 #[test]
 fn differences_are_found_and_chance_is_not() {
     let verdict = |rows: &[DiffRow], peer: Option<Peer>, metric: &str| {
-        rows.iter().find(|row| row.peer == peer && row.metric == metric).map(|row| row.verdict)
+        rows.iter().find(|row| row.series.peer == peer && row.metric == metric).map(|row| row.verdict)
     };
     let before = result(|_| 1.0);
     let bounds = (5.0, 99.0);
@@ -245,15 +246,57 @@ fn differences_are_found_and_chance_is_not() {
     assert_eq!(verdict(&rows, skysail, "latency_p99_us"), Some(Verdict::Same));
 }
 
+/// Lets the turns of skysail with this number of connections fail.
+fn fail(result: &mut ScenarioResult, connections: usize) {
+    for run in &mut result.report.runs {
+        if run.series.peer == Some(Peer::Skysail) && run.connections == connections {
+            (run.measurement, run.error) = (None, Some("ended".to_owned()));
+        }
+    }
+}
+
+#[test]
+fn figures_that_a_result_lacks_are_named_and_not_accepted() {
+    let bounds = (5.0, 99.0);
+    let both = result(|_| 1.0);
+    let mut lacking = result(|_| 1.0);
+    fail(&mut lacking, 16);
+    let rows_of = |a: &ScenarioResult, b: &ScenarioResult, metric: &str| -> Vec<(Verdict, Vec<usize>)> {
+        let rows = compare(a, b, None, bounds).unwrap();
+        let rows = rows.into_iter();
+        let own = rows.filter(|row| row.series.peer == Some(Peer::Skysail) && row.metric == metric);
+        own.map(|row| (row.verdict, row.connections)).collect()
+    };
+    let rss = "rss_server_proxy_kb";
+    assert_eq!(rows_of(&both, &lacking, rss), [(Verdict::Same, vec![2]), (Verdict::OnlyInA, vec![16])]);
+    assert_eq!(rows_of(&lacking, &both, rss), [(Verdict::Same, vec![2]), (Verdict::OnlyInB, vec![16])]);
+    fail(&mut lacking, 2);
+    assert_eq!(rows_of(&both, &lacking, "latency_p50_us"), [(Verdict::OnlyInA, vec![2, 16])]);
+    assert_eq!(rows_of(&lacking, &lacking, rss), [(Verdict::InNeither, vec![2, 16])], "it has a limit");
+    assert_eq!(rows_of(&lacking, &lacking, "latency_p50_us"), []);
+
+    let is_accepted =
+        |a: &ScenarioResult, b: &ScenarioResult| diff::is_accepted(&compare(a, b, None, bounds).unwrap());
+    assert!(is_accepted(&both, &both));
+    assert!(!is_accepted(&both, &lacking) && !is_accepted(&lacking, &both), "there is a limit on its memory");
+    // Without a limit, the row is all.
+    lacking.scenario.acceptance.limits.clear();
+    assert!(is_accepted(&both, &lacking));
+    // A peer that one of the runs did not have is no failure.
+    lacking.report.runs.retain(|run| run.series.peer != Some(Peer::Skysail));
+    lacking.scenario = both.scenario.clone();
+    assert!(is_accepted(&both, &lacking));
+}
+
 #[test]
 fn ratios_to_a_peer_cancel_the_speed_of_the_machine() {
     let before = result(|_| 1.0);
     let slow_machine = result(|_| 2.0);
     let bounds = (5.0, 99.0);
     let rows = compare(&before, &slow_machine, None, bounds).unwrap();
-    assert!(rows.iter().any(|row| row.peer.is_none() && row.verdict == Verdict::Worse), "{rows:?}");
+    assert!(rows.iter().any(|row| row.series.peer.is_none() && row.verdict == Verdict::Worse), "{rows:?}");
     let rows = compare(&before, &slow_machine, Some(Peer::Envoy), bounds).unwrap();
-    assert!(rows.iter().all(|row| row.peer == Some(Peer::Skysail)), "{rows:?}");
+    assert!(rows.iter().all(|row| row.series.peer == Some(Peer::Skysail)), "{rows:?}");
     assert!(rows.iter().all(|row| row.verdict == Verdict::Same), "{rows:?}");
 }
 
