@@ -14,8 +14,13 @@ svg{max-width:100%;height:auto;font:12px system-ui,sans-serif;display:block;marg
 svg text{fill:#333}.group{font-weight:600}.grid{stroke:#ddd}.range{stroke:#000;stroke-width:1.5;fill:none}
 .line{fill:none;stroke-width:2}.high{stroke-dasharray:5 4}
 .user{fill:#4c78a8}.kernel{fill:#b8cbe0}.whole{fill:#4c78a8}
-.peer0{stroke:#d1495b;--c:#d1495b}.peer1{stroke:#2e6f9e;--c:#2e6f9e}.peer2{stroke:#3f8f5b;--c:#3f8f5b}
-.peer3{stroke:#b07b2c;--c:#b07b2c}.peer4{stroke:#777;--c:#777}circle{fill:var(--c)}
+.peer0{--c:#d1495b}.peer1{--c:#2e6f9e}.peer2{--c:#3f8f5b}.peer3{--c:#b07b2c}.peer4{--c:#7a5195}
+.peer5{--c:#17869e}.peer6{--c:#8a9a1b}.peer7{--c:#c2577f}.none{--c:#777}
+.published0{--c:#8c6d31}.published1{--c:#5254a3}.published2{--c:#843c39}.published3{--c:#31817f}
+.published4{--c:#7b4173}.published5{--c:#637939}.published6{--c:#3d6b99}.published7{--c:#a0622d}
+.line{stroke:var(--c)}circle{fill:var(--c);stroke:var(--c)}circle.high{stroke-dasharray:none}
+.line.published{stroke-width:1.2}circle.published{fill:#fff}
+rect.published,rect[class^=peer],rect.none{fill:var(--c)}rect.published{opacity:.45}
 .key{display:inline-block;width:1em;height:1em;vertical-align:-.15em;margin:0 .3em 0 1em}
 .key.user{background:#4c78a8}.key.kernel{background:#b8cbe0}
 figure{margin:1.2em 0;break-inside:avoid}figcaption{font-size:13px;color:#555}

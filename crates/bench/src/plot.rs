@@ -28,7 +28,7 @@ pub(crate) struct Bar {
 
 /// Plots bars under headings, all on one scale that begins at zero.
 pub(crate) fn bars(groups: &[(String, Vec<Bar>)], digits: usize) -> String {
-    const LEFT: f64 = 150.0;
+    const LEFT: f64 = 190.0;
     const WIDTH: f64 = 480.0;
     const LINE: f64 = 22.0;
     let all = || groups.iter().flat_map(|(_, bars)| bars);
@@ -144,7 +144,7 @@ pub(crate) fn lines(lines: &[Line], x_title: &str, y_title: &str) -> String {
         );
     }
     let height = (TOP + HEIGHT + 42.0).max(TOP + 20.0 + 18.0 * lines.len() as f64);
-    let width = LEFT + WIDTH + 170.0;
+    let width = LEFT + WIDTH + 320.0;
     format!(
         r#"<svg viewBox="0 0 {width:.0} {height:.0}" width="{width:.0}" role="img">{body}<text x="{:.0}" y="{:.0}" text-anchor="middle">{}</text><text x="{LEFT}" y="14">{}</text></svg>"#,
         LEFT + WIDTH / 2.0,

@@ -126,6 +126,13 @@ pub(crate) struct Spread {
     pub(crate) max: f64,
 }
 
+impl Spread {
+    /// Returns the value in another unit.
+    pub(crate) fn divided_by(self, unit: f64) -> Self {
+        Self { median: self.median / unit, min: self.min / unit, max: self.max / unit }
+    }
+}
+
 /// A setting over the rounds.
 #[derive(Debug, Serialize)]
 pub(crate) struct SummaryRow {

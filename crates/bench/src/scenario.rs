@@ -1,11 +1,12 @@
 //! `skysail bench run`, `report` and `diff`: scenarios as files, and their results.
 //!
 //! [`format`](mod@format) reads a scenario. [`run`](mod@run) takes its turns and stores a [`ScenarioResult`]. [`table`]
-//! and [`page`](mod@page) show results together with figures that others have published. [`diff`](mod@diff) compares
+//! and [`page`](mod@page) with [`figures`] show results together with figures that others have published. [`diff`](mod@diff) compares
 //! two results. [`csv`] reads and writes the columns of Istio's `benchmark.csv`.
 
 mod csv;
 mod diff;
+mod figures;
 mod format;
 mod page;
 mod rank;

@@ -143,7 +143,7 @@ fn latency(comparison: &Comparison, axis: &str) -> String {
     let mut lines = Vec::new();
     let peers = comparison.settings.peers.iter().map(Some).chain([None]);
     for (index, peer) in peers.enumerate() {
-        let class = peer.map_or(4, |_| index % 5);
+        let class = peer.map_or_else(|| "none".to_owned(), |_| format!("peer{}", index % 5));
         for (metric, style) in [("latency_p50_us", ""), ("latency_p99_us", " high")] {
             let mut points: Vec<(f64, f64)> = comparison
                 .summary
@@ -163,7 +163,7 @@ fn latency(comparison: &Comparison, axis: &str) -> String {
             if !points.is_empty() {
                 lines.push(Line {
                     label: format!("{name} {what}"),
-                    class: format!("peer{class}{style}"),
+                    class: format!("{class}{style}"),
                     points,
                 });
             }

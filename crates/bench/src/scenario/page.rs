@@ -1,7 +1,6 @@
 //! `skysail bench report`: results of `bench run` as one self-contained HTML page.
 
 use std::{
-    collections::BTreeMap,
     fmt::Write as _,
     fs,
     path::{Path, PathBuf},
@@ -11,21 +10,11 @@ use anyhow::{Context as _, ensure};
 use skysail_core::stdio;
 
 use super::{
-    ScenarioResult, csv,
-    format::{Figure, Measure, Published, SizeName},
+    ScenarioResult, csv, figures,
+    format::{Measure, Published, SizeName},
     read, table,
 };
-use crate::{
-    html,
-    peers::Peer,
-    plot::{self, Line, escape},
-    report::Series,
-    results,
-    topology::Topology,
-};
-
-/// Number of colours of lines; the baseline has the last one.
-const COLOURS: usize = 5;
+use crate::{html, plot::escape, results, topology::Topology};
 
 /// Settings of `skysail bench report`.
 #[derive(Clone, Debug, clap::Args)]
@@ -92,11 +81,12 @@ fn results_in(folder: &Path) -> anyhow::Result<Vec<ScenarioResult>> {
 pub(super) fn section(result: &ScenarioResult, further: &[Published], figures: &mut usize) -> String {
     let mut text = heading(result);
     let made = made(result);
+    let published: Vec<&Published> = result.scenario.published.iter().chain(further).collect();
     for topology in
         result.report.settings.topologies.iter().filter(|topology| **topology != Topology::Baseline)
     {
         for measure in &result.scenario.measure {
-            text.push_str(&figure(result, *topology, *measure, (&made, &mut *figures)));
+            text.push_str(&figure(result, &published, (*topology, *measure), (&made, &mut *figures)));
         }
     }
     for (topology, tables) in table::tables(result, further) {
@@ -154,8 +144,8 @@ fn made(result: &ScenarioResult) -> String {
 /// Returns a plot of a group of figures against the number of connections; empty without values.
 fn figure(
     result: &ScenarioResult,
-    topology: Topology,
-    measure: Measure,
+    published: &[&Published],
+    (topology, measure): (Topology, Measure),
     (made, figures): (&str, &mut usize),
 ) -> String {
     let (what, y_title) = match measure {
@@ -164,62 +154,17 @@ fn figure(
         Measure::Cpu => ("CPU time of each sidecar for a request", "CPU, µs for a request"),
         Measure::Memory => ("Resident memory of each sidecar", "resident memory, MB"),
     };
-    // A plot has two lines for each peer: of the latencies, P50 and P99.
-    let shown = |figure: &&Figure| !figure.metric.contains("p90") && !figure.metric.contains("p99_9");
-    let mut lines = Vec::new();
-    for (index, peer) in peers(result).iter().enumerate() {
-        let of = if peer.is_some() { topology } else { Topology::Baseline };
-        let colour = if peer.is_some() { index % (COLOURS - 1) } else { COLOURS - 1 };
-        for (figure, style) in measure.figures().iter().filter(shown).zip(["", " high"]) {
-            let label = format!("{} {}", peer.map_or("no sidecar", Peer::name), short_title(figure));
-            let points = points(result, Series { topology: of, peer: *peer }, figure);
-            if !points.is_empty() {
-                lines.push(Line { label, class: format!("peer{colour}{style}"), points });
-            }
-        }
-    }
-    let plot = plot::lines(&lines, "connections", y_title);
-    if plot.is_empty() {
-        return plot;
-    }
+    let Some(figures::Plot { svg, explanation }) =
+        figures::plot(result, published, (topology, measure), y_title)
+    else {
+        return String::new();
+    };
     *figures += 1;
     format!(
-        "<figure>{plot}<figcaption>Figure {figures}. {what}, {}. Both axes are logarithmic. {}</figcaption></figure>",
+        "<figure>{svg}<figcaption>Figure {figures}. {what}, {}. {explanation} {}</figcaption></figure>",
         topology.name(),
         escape(made)
     )
-}
-
-/// Returns the peers of the run, then `None` for the baseline.
-fn peers(result: &ScenarioResult) -> Vec<Option<Peer>> {
-    let mut peers: Vec<Option<Peer>> = Vec::new();
-    for run in &result.report.runs {
-        if run.series.peer.is_some() && !peers.contains(&run.series.peer) {
-            peers.push(run.series.peer);
-        }
-    }
-    peers.push(None);
-    peers
-}
-
-/// Returns the label of a line: the percentile, or the side.
-fn short_title(figure: &Figure) -> &'static str {
-    match figure.metric {
-        metric if metric.contains("p50") => "P50",
-        metric if metric.contains("p99") => "P99",
-        metric if metric.contains("client") => "client's",
-        _ => "server's",
-    }
-}
-
-/// Returns the medians of a figure by the number of connections; only those above 0, because the axis is logarithmic.
-fn points(result: &ScenarioResult, series: Series, figure: &Figure) -> Vec<(f64, f64)> {
-    let rows = result.report.summary.iter().filter(|row| row.series == series);
-    let points: BTreeMap<usize, f64> = rows
-        .filter_map(|row| Some((row.connections, row.metrics.get(figure.metric)?.median / figure.unit)))
-        .filter(|(_, value)| *value > 0.0)
-        .collect();
-    points.into_iter().map(|(connections, value)| (connections as f64, value)).collect()
 }
 
 /// Returns the conditions that the result does not meet, and the missing turns with the reasons.

@@ -41,7 +41,7 @@ fn group_table(
         return None;
     }
     let is_shown = |row: &PublishedRow| {
-        row.connections.is_none_or(|number| result.report.settings.connections.contains(&number))
+        has_connections_of(result, row)
             && figures.iter().any(|figure| row.metrics.contains_key(figure.metric))
     };
     let others: Vec<(usize, &PublishedRow)> = published
@@ -78,6 +78,11 @@ fn group_table(
         lines.push(line);
     }
     Some(TextTable { head, rows: lines })
+}
+
+/// Returns true if the number of connections is one of the run's, or is not known.
+pub(super) fn has_connections_of(result: &ScenarioResult, row: &PublishedRow) -> bool {
+    row.connections.is_none_or(|number| result.report.settings.connections.contains(&number))
 }
 
 /// Returns the sources of published figures, by their numbers in the tables.

@@ -334,7 +334,13 @@ fn the_page_of_a_result_is_self_contained_and_balanced() {
         assert_eq!(open, page.matches(&format!("</{tag}>")).count(), "{tag}");
     }
     assert!(!page.contains("NaN") && !page.contains("inf"), "a figure is missing");
+    // A published row without a number of connections is a level line; one of the baseline is a point.
+    let published = |class: &str| page.matches(&format!(r#"<circle class="{class} published"#)).count();
+    assert_eq!((published("published0"), published("published1")), (2, 1));
     for text in [
+        "Other 1 [1] server's",
+        "Mesh &amp; Co [2] P50",
+        "Hollow marks and pale bars: published",
         "Small &lt;title&gt;",
         "the server &lt;ended&gt;",
         "Mesh &amp; Co [2]",
