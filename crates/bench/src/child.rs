@@ -8,6 +8,7 @@ use std::{
     ffi::OsString,
     fs::File,
     io,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
@@ -77,6 +78,13 @@ fn leave_realtime() -> bool {
     had && set_scheduler(libc::SCHED_OTHER, 0).is_ok()
 }
 
+/// Standard streams of a process. Default: no input, and output to its log.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    pub(crate) stdin: Option<OwnedFd>,
+    pub(crate) stdout: Option<OwnedFd>,
+}
+
 /// A running process and its children; ended when dropped.
 pub(crate) struct Running {
     child: Child,
@@ -94,6 +102,17 @@ impl Running {
         folder: &Path,
         schedule: Scheduling,
     ) -> anyhow::Result<Self> {
+        Self::start_with(name, command, folder, schedule, Streams::default())
+    }
+
+    /// Starts a program like [`Running::start`], with other standard streams.
+    pub(crate) fn start_with(
+        name: &str,
+        command: &[OsString],
+        folder: &Path,
+        schedule: Scheduling,
+        streams: Streams,
+    ) -> anyhow::Result<Self> {
         let log = folder.join(format!("{name}.log"));
         let output = File::create(&log)?;
         let (program, arguments) =
@@ -102,8 +121,11 @@ impl Running {
         prepared
             .args(arguments)
             .current_dir(folder)
-            .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
+            .stdin(streams.stdin.map_or_else(Stdio::null, Stdio::from))
+            .stdout(match streams.stdout {
+                Some(stdout) => Stdio::from(stdout),
+                None => Stdio::from(output.try_clone()?),
+            })
             .stderr(output)
             // Ctrl-C on the terminal reaches only the benchmark, which then ends its processes.
             .process_group(0)

@@ -6,13 +6,17 @@
 
 use serde_json::{Value, json};
 
-use crate::node::{Node, Protocol, Role};
+use crate::{
+    access_log::Destination,
+    node::{Node, Protocol, Role},
+};
 
 const TYPES: &str = "type.googleapis.com/";
 
 /// Returns the bootstrap of a sidecar.
 pub(crate) fn bootstrap(node: &Node<'_>) -> Value {
-    let clusters: Vec<Value> = (0..node.clusters).map(|number| cluster(node, number)).collect();
+    let clusters = (0..node.clusters).map(|number| cluster(node, number));
+    let clusters: Vec<Value> = clusters.chain(collector(node)).collect();
     json!({
         "node": { "id": "sidecar~10.0.0.1~a.default~default.svc.cluster.local", "cluster": "a.default" },
         "admin": { "address": address(node.admin) },
@@ -75,17 +79,37 @@ fn cluster(node: &Node<'_>, number: u16) -> Value {
         cluster["alt_stat_name"] = json!("outbound|8080||server.mesh.local");
     }
     if node.protocol == Protocol::Http2 {
-        cluster["typed_extension_protocol_options"] = json!({
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": typed(
-                "upstreams.http.v3.HttpProtocolOptions",
-                json!({ "explicit_http_config": { "http2_protocol_options": {} } }),
-            ),
-        });
+        cluster["typed_extension_protocol_options"] = http2();
     }
     if node.tls_out() {
         cluster["transport_socket"] = tls(node, "UpstreamTlsContext", json!({ "sni": node.other().dns }));
     }
     cluster
+}
+
+/// Returns the cluster of the collector of the access log, if there is one.
+fn collector(node: &Node<'_>) -> Option<Value> {
+    let Some(Destination::Otlp(port)) = node.access_log else { return None };
+    Some(json!({
+        "name": "collector",
+        "type": "STATIC",
+        "connect_timeout": "5s",
+        "load_assignment": {
+            "cluster_name": "collector",
+            "endpoints": [{ "lb_endpoints": [{ "endpoint": { "address": address(port) } }] }],
+        },
+        "typed_extension_protocol_options": http2(),
+    }))
+}
+
+/// Returns the options of a cluster that speaks HTTP/2.
+fn http2() -> Value {
+    json!({
+        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": typed(
+            "upstreams.http.v3.HttpProtocolOptions",
+            json!({ "explicit_http_config": { "http2_protocol_options": {} } }),
+        ),
+    })
 }
 
 fn http_connection_manager(node: &Node<'_>) -> Value {
@@ -132,6 +156,9 @@ fn http_connection_manager(node: &Node<'_>) -> Value {
         route["route"]["prefix_rewrite"] = json!("/");
         route["request_headers_to_add"] =
             json!([{ "header": { "key": "x-added", "value": "by the route" } }]);
+    }
+    if let Some(destination) = &node.access_log {
+        manager["access_log"] = json!([destination.configuration()]);
     }
     manager["route_config"] = json!({
         "name": "r",

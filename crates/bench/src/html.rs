@@ -12,7 +12,7 @@ th,td{border-bottom:1px solid #ddd;padding:.25em .6em;text-align:right;white-spa
 th{white-space:normal;vertical-align:bottom}th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
 svg{max-width:100%;height:auto;font:12px system-ui,sans-serif;display:block;margin:.8em 0}
 svg text{fill:#333}.group{font-weight:600}.grid{stroke:#ddd}.range{stroke:#000;stroke-width:1.5;fill:none}
-.line{fill:none;stroke-width:2}.high{stroke-dasharray:5 4}
+.line{fill:none;stroke-width:2}.high{stroke-dasharray:5 4}.dots{stroke-dasharray:1 4}
 .user{fill:#4c78a8}.kernel{fill:#b8cbe0}.whole{fill:#4c78a8}
 .peer0{--c:#d1495b}.peer1{--c:#2e6f9e}.peer2{--c:#3f8f5b}.peer3{--c:#b07b2c}.peer4{--c:#7a5195}
 .peer5{--c:#17869e}.peer6{--c:#8a9a1b}.peer7{--c:#c2577f}.none{--c:#777}

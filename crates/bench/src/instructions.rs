@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use skysail_core::{shutdown, stdio};
 
 use crate::{
+    access_log::AccessLog,
     callgrind::{self, ThreadWork},
     load::{self, Traffic},
     peers::{self, Peer, PeerPrograms},
@@ -264,6 +265,7 @@ async fn run_once(case: Case, requests: u32, program: &Path, setup: &Setup) -> a
         resumption: false,
         clusters: 1,
         rewrites: case == Case::Rewrite,
+        access_log: AccessLog::None,
         connections: 1,
     };
     let standing = RunningTopology::start(setup, shape, Some((Peer::Skysail, program))).await?;

@@ -11,6 +11,7 @@ use std::{
 use skysail_core::{shutdown, stdio};
 
 use crate::{
+    access_log::{self, AccessLog},
     load::{Load, Traffic},
     node::Protocol,
     peers::Peer,
@@ -119,13 +120,12 @@ async fn take(
         let done = u32::try_from(index + 1).unwrap_or(u32::MAX);
         let left = u32::try_from(turns.len()).unwrap_or(u32::MAX) - done;
         stdio::print_error(format_args!(
-            "[{done}/{}, {} left] round {}, {} connections, {} {}: {}",
+            "[{done}/{}, {} left] round {}, {} connections, {}: {}",
             turns.len(),
             minutes(if index == 0 { duration(settings) } else { began.elapsed() / done } * left),
             turn.round,
             turn.connections,
-            turn.series.topology.name(),
-            turn.series.peer.map_or("", Peer::name),
+            turn.series,
             measured.as_ref().map_or_else(|error| format!("failed: {error:#}"), short),
         ));
         let (measurement, error) = match measured {
@@ -157,6 +157,7 @@ fn shape_and_load(settings: &LatencySettings, turn: LatencyTurn) -> (Shape, Load
         resumption: false,
         clusters: 1,
         rewrites: false,
+        access_log: turn.series.access_log,
         connections: turn.connections,
     };
     let load = Load {
@@ -182,11 +183,15 @@ fn plan(settings: &LatencySettings, peers: &[Peer]) -> Vec<LatencyTurn> {
             {
                 let peers = peers.iter().map(|peer| Some(*peer));
                 let peers = if topology == Topology::Baseline { vec![None] } else { peers.collect() };
-                turns.extend(peers.into_iter().map(|peer| LatencyTurn {
-                    round,
-                    connections,
-                    series: Series { topology, peer },
-                }));
+                let has_sidecars = topology != Topology::Baseline;
+                let logs = if has_sidecars { &settings.access_logs[..] } else { &[AccessLog::None] };
+                for &access_log in logs {
+                    turns.extend(peers.iter().map(|&peer| LatencyTurn {
+                        round,
+                        connections,
+                        series: Series { topology, peer, access_log },
+                    }));
+                }
             }
         }
     }
@@ -217,6 +222,7 @@ fn settings(args: &LatencyArgs) -> LatencySettings {
         payload: args.payload as usize,
         rounds: args.turns.rounds,
         workers: args.workers,
+        access_logs: access_log::only_none(),
     }
 }
 

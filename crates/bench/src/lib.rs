@@ -6,7 +6,7 @@
 //!
 //! [`latency`] and [`compare`] measure peers, which are the proxies to compare. They run in rounds; in each
 //! round every peer has one turn for each setting. [`topology`] runs a turn: a server ([`serve`]), the sidecars
-//! ([`peers`]) and the load ([`load`]). [`accounting`] reads the kernel's figures of each process. [`report`] writes
+//! ([`peers`]) with their access logs ([`access_log`], [`collect`]), and the load ([`load`]). [`accounting`] reads the kernel's figures of each process. [`report`] writes
 //! the result file and its tables. [`scenario`] runs the same turns as a file describes them, and compares and draws
 //! their results.
 
@@ -29,6 +29,8 @@ mod report;
 mod results;
 mod topology;
 
+mod access_log;
+mod collect;
 mod load;
 mod peers;
 mod relay;
@@ -101,6 +103,9 @@ enum Benchmark {
     /// Answers requests with their own bodies.
     #[command(hide = true)]
     Serve(serve::ServeArgs),
+    /// Collects the access log of a sidecar.
+    #[command(hide = true)]
+    Collect(collect::CollectArgs),
     /// Relays bytes in both directions between clients and a server.
     #[command(hide = true)]
     Relay(relay::RelayArgs),
@@ -124,6 +129,7 @@ pub fn run(args: Args) -> anyhow::Result<bool> {
         Benchmark::Diff(args) => scenario::diff(&args),
         Benchmark::Sign(args) => sign::run(&args),
         Benchmark::Serve(args) => serve::run(&args).map(|()| true),
+        Benchmark::Collect(args) => collect::run(&args).map(|()| true),
         Benchmark::Relay(args) => relay::run(&args).map(|()| true),
     }
 }

@@ -7,7 +7,10 @@ use std::{
 
 use anyhow::Context as _;
 
-use crate::certificates::{Certificates, Identity};
+use crate::{
+    access_log::Destination,
+    certificates::{Certificates, Identity},
+};
 
 /// Protocol on both sides of a sidecar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -58,6 +61,8 @@ pub(crate) struct Node<'a> {
     pub(crate) rewrites: bool,
     /// Connections that the sidecar must be able to hold.
     pub(crate) connections: usize,
+    /// Destination of the access log, if there is one.
+    pub(crate) access_log: Option<Destination>,
     pub(crate) certificates: &'a Certificates,
     pub(crate) folder: &'a Path,
 }

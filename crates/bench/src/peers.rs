@@ -91,6 +91,11 @@ impl Peer {
         }
     }
 
+    /// Returns true if the peer's configuration can have an access log.
+    pub(crate) fn has_access_log(self) -> bool {
+        matches!(self, Self::Skysail | Self::Envoy)
+    }
+
     /// Finds the program.
     ///
     /// # Errors
@@ -135,7 +140,10 @@ impl Peer {
                 let file =
                     node.write("bootstrap.json", &envoy::bootstrap(node).to_string())?.into_os_string();
                 if self == Self::Envoy {
+                    // The interval is Istio's.
+                    let interval = ["--file-flush-interval-msec", "1000"];
                     let rest = ["--concurrency", &workers, "--disable-hot-restart", "-l", "warning"];
+                    let rest = rest.into_iter().chain(interval);
                     [OsString::from("-c"), file].into_iter().chain(rest.map(OsString::from)).collect()
                 } else {
                     // skysail-proxy has no subcommands.
@@ -198,7 +206,7 @@ pub(crate) fn in_path(name: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{certificates::Certificates, node::Role};
+    use crate::{access_log::Destination, certificates::Certificates, node::Role};
 
     #[test]
     fn a_missing_peer_is_refused_with_a_remedy() {
@@ -226,6 +234,7 @@ mod tests {
             clusters: 1,
             rewrites: false,
             connections: 100,
+            access_log: Some(Destination::Otlp(4)),
             certificates: &certificates,
             folder: folder.path(),
         };

@@ -12,6 +12,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    access_log::{self, AccessLog},
     foreign_load::ForeignLoad,
     layout,
     peers::Peer,
@@ -72,6 +73,9 @@ pub(crate) struct LatencySettings {
     pub(crate) payload: usize,
     pub(crate) rounds: u32,
     pub(crate) workers: u32,
+    /// Access logs of the sidecars; each has its own turns. Absent if there is none.
+    #[serde(default = "access_log::only_none", skip_serializing_if = "access_log::is_only_none")]
+    pub(crate) access_logs: Vec<AccessLog>,
 }
 
 /// Program of a peer.
@@ -87,19 +91,23 @@ pub(crate) struct Series {
     pub(crate) topology: Topology,
     /// Absent without a proxy.
     pub(crate) peer: Option<Peer>,
+    /// Access log of the sidecars. Absent without one, and in results of earlier versions.
+    #[serde(default, skip_serializing_if = "AccessLog::is_none")]
+    pub(crate) access_log: AccessLog,
 }
 
 impl Series {
     /// The topology without sidecars.
-    pub(crate) const BASELINE: Self = Self { topology: Topology::Baseline, peer: None };
+    pub(crate) const BASELINE: Self =
+        Self { topology: Topology::Baseline, peer: None, access_log: AccessLog::None };
 
-    /// Returns the proxy, for tables and messages.
+    /// Returns the proxy and its access log, as in `envoy, stdout`.
     pub(crate) fn measured_with(self) -> String {
-        self.peer.map_or("no sidecar", Peer::name).to_owned()
+        self.access_log.after(self.peer.map_or("no sidecar", Peer::name))
     }
 }
 
-/// Topology and proxy, as in `both-sidecars, envoy`.
+/// Topology, proxy and access log, as in `both-sidecars, envoy, stdout`.
 impl fmt::Display for Series {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {}", self.topology.name(), self.measured_with())
@@ -149,12 +157,16 @@ pub(crate) struct SummaryRow {
 #[derive(Debug, Serialize)]
 pub(crate) struct PeerRatio {
     pub(crate) topology: Topology,
+    #[serde(skip_serializing_if = "AccessLog::is_none")]
+    pub(crate) access_log: AccessLog,
     pub(crate) connections: usize,
     pub(crate) peer: Peer,
     pub(crate) other: Peer,
     pub(crate) ratios: BTreeMap<String, Spread>,
 }
 
+/// End of the names of sidecars in measurements.
+const PROXY: &str = "-proxy";
 const COMPARED: [&str; 4] = ["cpu_proxies_us_per_request", "rss_proxies_kb", "added_p50_us", "added_p99_us"];
 
 impl LatencyReport {
@@ -211,7 +223,14 @@ impl LatencyReport {
             spread(own.iter().filter_map(in_round).collect())
         };
         let ratios = COMPARED.iter().filter_map(|name| Some(((*name).to_owned(), ratio(name)?))).collect();
-        Some(PeerRatio { topology: series.topology, connections, peer: first, other, ratios })
+        Some(PeerRatio {
+            topology: series.topology,
+            access_log: series.access_log,
+            connections,
+            peer: first,
+            other,
+            ratios,
+        })
     }
 
     fn runs_of(&self, series: Series, connections: usize) -> impl Iterator<Item = &LatencyRun> {
@@ -224,15 +243,22 @@ impl LatencyReport {
         series: Series,
         connections: usize,
     ) -> BTreeMap<u32, BTreeMap<String, f64>> {
-        self.runs_of(series, connections)
-            .filter_map(|run| {
-                let baseline =
-                    self.runs_of(Series::BASELINE, connections).find(|other| other.round == run.round);
-                let baseline =
-                    baseline.filter(|_| series.peer.is_some()).and_then(|run| run.measurement.as_ref());
-                Some((run.round, metrics(run.measurement.as_ref()?, baseline)))
-            })
-            .collect()
+        let figures = |run: &LatencyRun| {
+            let measurement = run.measurement.as_ref()?;
+            let in_round = |series: Series| {
+                let other = self.runs_of(series, connections).find(|other| other.round == run.round);
+                other.and_then(|other| other.measurement.as_ref())
+            };
+            let baseline = in_round(Series::BASELINE).filter(|_| series.peer.is_some());
+            let mut figures = metrics(measurement, baseline);
+            let without_log = in_round(Series { access_log: AccessLog::None, ..series });
+            if let Some(without) = without_log.filter(|_| !series.access_log.is_none()) {
+                let cost = cpu_of_proxies(measurement) - cpu_of_proxies(without);
+                figures.insert("cpu_access_log_us_per_request".to_owned(), cost);
+            }
+            Some((run.round, figures))
+        };
+        self.runs_of(series, connections).filter_map(figures).collect()
     }
 
     /// Returns the tables in Markdown, with their legend.
@@ -293,8 +319,13 @@ pub(crate) fn metrics(run: &Measurement, baseline: Option<&Measurement>) -> BTre
     }
     let mut add = |name: String, value: f64| *metrics.entry(name).or_default() += value;
     for (part, cost) in &run.parts {
-        let proxy = part.ends_with("-proxy");
-        for name in [part.replace('-', "_"), if proxy { "proxies" } else { "ends" }.to_owned()] {
+        let proxy = part.ends_with(PROXY);
+        let group = match part {
+            _ if proxy => "proxies",
+            part if part.ends_with("-collector") => "collectors",
+            _ => "ends",
+        };
+        for name in [part.replace('-', "_"), group.to_owned()] {
             add(format!("cpu_{name}_us_per_request"), cost.cpu_us_per_request);
             if let Some(user) = cost.cpu_user_us_per_request.filter(|_| proxy) {
                 add(format!("cpu_user_{name}_us_per_request"), user);
@@ -312,6 +343,12 @@ pub(crate) fn metrics(run: &Measurement, baseline: Option<&Measurement>) -> BTre
         add("generator_late_p99_us".to_owned(), late);
     }
     metrics
+}
+
+/// Returns the CPU time of all proxies for a request, in microseconds.
+fn cpu_of_proxies(run: &Measurement) -> f64 {
+    let proxies = run.parts.iter().filter(|(part, _)| part.ends_with(PROXY));
+    proxies.map(|(_, cost)| cost.cpu_us_per_request).sum()
 }
 
 /// Returns median, minimum and maximum. The median of an even number of values is between the two in the middle.

@@ -197,6 +197,13 @@ pub(crate) fn utc(seconds: u64) -> OffsetDateTime {
     moment.unwrap_or(OffsetDateTime::UNIX_EPOCH)
 }
 
+/// Formats a time as RFC 3339 has it; `fraction` is that of the second, as in `.5`.
+pub(crate) fn rfc3339(moment: OffsetDateTime, fraction: &str) -> String {
+    let ((year, month, day), (hour, minute, second)) = (moment.to_calendar_date(), moment.to_hms());
+    let month = u8::from(month);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}{fraction}Z")
+}
+
 /// Returns the versions of the programs, by peer.
 pub(crate) fn versions(peers: &[(Peer, PathBuf)]) -> BTreeMap<String, Program> {
     peers.iter().map(|(peer, program)| (peer.name().to_owned(), version(*peer, program))).collect()

@@ -15,9 +15,10 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use crate::{
+    access_log::{AccessLog, SidecarLog, StartedLog},
     accounting::{self, Cpu, Memory, Ticks},
     certificates::Certificates,
-    child::{Running, Scheduling},
+    child::{Running, Scheduling, Streams},
     clock, cpus,
     load::{self, Load, LoadOutcome, Traffic, WindowBoundary},
     node::{Node, Protocol, Role},
@@ -100,6 +101,8 @@ pub(crate) struct Shape {
     pub(crate) rewrites: bool,
     /// Connections that a sidecar must be able to hold.
     pub(crate) connections: usize,
+    /// Access log of each sidecar.
+    pub(crate) access_log: AccessLog,
 }
 
 /// Latencies of a turn in microseconds.
@@ -149,6 +152,9 @@ pub(crate) struct Measurement {
     /// without a schedule, and in results of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) generator_late_p99_us: Option<f64>,
+    /// Number of entries in the access log of each sidecar, warm-up included.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) log_entries: BTreeMap<String, u64>,
 }
 
 /// Share of failed requests above which a turn fails.
@@ -164,17 +170,21 @@ pub(crate) async fn measure(
     load: Load,
 ) -> anyhow::Result<Measurement> {
     let resume = load.traffic == Traffic::NewConnections { resume: true };
-    let standing = RunningTopology::start(setup, shape, peer).await?;
+    let mut standing = RunningTopology::start(setup, shape, peer).await?;
     tokio::time::sleep(SETTLE).await;
     let load = Load { target: standing.entry, tls: standing.tls(setup, resume)?, ..load };
-    let measured = observe(load, &standing).await;
+    let measured = match observe(load, &standing).await {
+        Ok(measurement) => standing.with_log_entries(measurement).await,
+        failed => failed,
+    };
     standing.end(measured).await
 }
 
 /// A running server and the sidecars in front of it.
 pub(crate) struct RunningTopology {
-    /// The server, then the sidecars from the server to the client.
+    /// The server, then the sidecars from the server to the client, each after its collector.
     parts: Vec<Running>,
+    logs: Vec<SidecarLog>,
     /// Address to which the client connects.
     pub(crate) entry: SocketAddr,
     /// Scheduling of the client.
@@ -197,12 +207,25 @@ impl RunningTopology {
         } else {
             scheduling
         };
-        let ports = free_ports(5)?;
+        let ports = free_ports(7)?;
         let mut parts = vec![start_server(setup, shape.protocol, beside, ports[0]).await?];
-        let mut upstream = ports[0];
+        let (mut upstream, mut logs) = (ports[0], Vec::new());
         let sidecars = shape.topology.sidecars();
         for (index, role) in sidecars.iter().rev().enumerate() {
             let Some((peer, program)) = peer else { bail!("{} needs a peer", shape.topology.name()) };
+            let name = if *role == Role::Client { "client-proxy" } else { "server-proxy" };
+            let scheduling = Scheduling { cpus: proxies, ..scheduling };
+            let StartedLog { log, stdout, collector } = SidecarLog::start(
+                shape.access_log,
+                name,
+                ports[5 + index],
+                (&setup.executable, &setup.folder),
+                scheduling,
+            )
+            .await?;
+            parts.extend(collector);
+            let access_log = log.as_ref().map(SidecarLog::destination);
+            logs.extend(log);
             let node = Node {
                 role: *role,
                 listen: ports[1 + 2 * index],
@@ -215,24 +238,24 @@ impl RunningTopology {
                 clusters: shape.clusters,
                 rewrites: shape.rewrites,
                 connections: shape.connections,
+                access_log,
                 certificates: &setup.certificates,
                 folder: &setup.folder,
             };
-            let name = if *role == Role::Client { "client-proxy" } else { "server-proxy" };
-            let scheduling = Scheduling { cpus: proxies, ..scheduling };
             let mut command = peer.command(program, &node)?;
             if index + 1 == sidecars.len() && !setup.under.is_empty() {
                 command.splice(..0, setup.under.iter().cloned());
                 // The filter would refuse what valgrind does: other system calls, and code in writable memory.
                 command.push("--no-seccomp".into());
             }
-            let mut proxy = Running::start(name, &command, &setup.folder, scheduling)?;
+            let streams = Streams { stdin: None, stdout };
+            let mut proxy = Running::start_with(name, &command, &setup.folder, scheduling, streams)?;
             proxy.ready(node.listen).await?;
             upstream = node.listen;
             parts.push(proxy);
         }
         let entry = SocketAddr::from((Ipv4Addr::LOCALHOST, upstream));
-        Ok(Self { parts, entry, scheduling, shape })
+        Ok(Self { parts, logs, entry, scheduling, shape })
     }
 
     /// Returns the TLS settings of the client, if it uses TLS.
@@ -264,6 +287,15 @@ impl RunningTopology {
     /// Returns the resident memory of the process to which the client connects, in kilobytes, at little cost.
     pub(crate) fn resident(&self) -> u64 {
         self.parts.last().map_or(0, |part| accounting::resident(&accounting::family(part.pid())))
+    }
+
+    /// Waits for the entries of all answered requests in the access logs, and adds their numbers to a measurement.
+    async fn with_log_entries(&mut self, mut measurement: Measurement) -> anyhow::Result<Measurement> {
+        for log in &mut self.logs {
+            let entries = log.wait_for(measurement.requests - measurement.unanswered).await?;
+            measurement.log_entries.extend([entries]);
+        }
+        Ok(measurement)
     }
 
     /// Ends all processes. Adds the output of the process to which the client connects to an error.
@@ -400,6 +432,7 @@ fn summarize(
         other_cpus: (busy - ours as f64 / 1e9 / seconds).max(0.0),
         stolen_cpus: share(end.ticks.stolen.saturating_sub(begin.ticks.stolen)),
         generator_late_p99_us: (!outcome.late.is_empty()).then(|| latencies(&outcome.late).p99),
+        log_entries: BTreeMap::new(),
     }
 }
 

@@ -148,10 +148,9 @@ fn a_short_comparison_measures_every_kind_of_load_and_can_be_shown_again() {
 }
 
 /// Runs a scenario in its tiny size, and returns its result.
-fn tiny(folder: &Path) -> serde_json::Value {
-    let scenario =
-        concat!(env!("CARGO_MANIFEST_DIR"), "/../../benchmarks/scenarios/latency-connections.yaml");
-    let arguments = ["run", scenario, "--size", "tiny", "--peers", "skysail", "--no-realtime"];
+fn tiny(folder: &Path, name: &str) -> serde_json::Value {
+    let scenario = format!("{}/../../benchmarks/scenarios/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
+    let arguments = ["run", &scenario, "--size", "tiny", "--peers", "skysail", "--no-realtime"];
     let arguments = [&arguments[..], &["--results", "results", "--output", "json"]].concat();
     let output = bench(folder, &arguments);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -161,7 +160,7 @@ fn tiny(folder: &Path) -> serde_json::Value {
 #[test]
 fn a_tiny_scenario_measures_all_turns_and_its_result_can_be_drawn_and_compared() {
     let folder = tempfile::tempdir().unwrap();
-    let printed = tiny(folder.path());
+    let printed = tiny(folder.path(), "latency-connections");
     let json = folder.path().join("results/latency-connections.json");
     let written = std::fs::read(&json).unwrap();
     assert_eq!(printed, serde_json::from_slice::<serde_json::Value>(&written).unwrap());
@@ -215,7 +214,7 @@ fn a_tiny_scenario_measures_all_turns_and_its_result_can_be_drawn_and_compared()
     let compared = bench(folder.path(), &["diff", result, "worse.json", "--confidence", "50"]);
     let text = String::from_utf8_lossy(&compared.stdout);
     assert_eq!(compared.status.code(), Some(1), "{text}");
-    assert!(text.contains("| server-proxy CPU µs |   worse |"), "{text}");
+    assert!(text.contains("| server-proxy CPU µs |     worse |"), "{text}");
     for run in worse["runs"].as_array_mut().unwrap() {
         if run["topology"] == "both-sidecars" {
             *run = serde_json::json!({
@@ -229,6 +228,45 @@ fn a_tiny_scenario_measures_all_turns_and_its_result_can_be_drawn_and_compared()
     let text = String::from_utf8_lossy(&compared.stdout);
     assert_eq!(compared.status.code(), Some(1), "{text}");
     assert!(text.contains("| server-proxy CPU µs | only in A |"), "{text}");
+}
+
+#[test]
+fn a_tiny_scenario_of_access_logs_counts_every_entry_and_the_cost_of_collectors() {
+    let folder = tempfile::tempdir().unwrap();
+    let printed = tiny(folder.path(), "access-logs");
+    assert_eq!(printed["violations"], serde_json::json!([]));
+    let runs = printed["runs"].as_array().unwrap();
+    let logs: Vec<&str> = runs.iter().map(|run| run["access_log"].as_str().unwrap_or("none")).collect();
+    assert_eq!(logs, ["none", "none", "file", "stdout", "otlp"], "the baseline has none");
+    for (run, log) in runs.iter().zip(logs) {
+        let counts = ["requests", "unanswered", "refused"].map(|name| run[name].as_u64().unwrap());
+        assert_eq!(counts, [200, 0, 0], "{run}");
+        let cpu = |part: &str| run["parts"][part]["cpu_us_per_request"].as_f64().unwrap_or_default();
+        for side in ["client", "server"] {
+            let sidecar = format!("{side}-proxy");
+            assert_eq!(cpu(&sidecar) > 0.0, run["topology"] != "baseline", "{run}");
+            // 0.3 seconds of warm-up and 1 second of measurement; up to one more request is due at each boundary.
+            let entries = run["log_entries"][&sidecar].as_u64();
+            assert_eq!(entries.is_some(), log != "none", "{run}");
+            assert!(entries.is_none_or(|entries| (200..=262).contains(&entries)), "{run}");
+            let has_collector = matches!(log, "stdout" | "otlp");
+            assert_eq!(cpu(&format!("{side}-collector")) > 0.0, has_collector, "{run}");
+        }
+    }
+    let summary = printed["summary"].as_array().unwrap();
+    for row in summary {
+        let has = |metric: &str| !row["metrics"][metric].is_null();
+        assert_eq!(has("cpu_access_log_us_per_request"), !row["access_log"].is_null(), "{row}");
+        assert_eq!(has("cpu_collectors_us_per_request"), has("cpu_client_collector_us_per_request"), "{row}");
+    }
+    let csv = std::fs::read_to_string(folder.path().join("results/access-logs.csv")).unwrap();
+    assert!(csv.contains("_1024_skysail-otlp_both,"), "{csv}");
+
+    let drawn = bench(folder.path(), &["report", "results", "--html", "page.html"]);
+    assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
+    let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
+    assert!(page.contains("<rect class=\"published1 published\""), "{page}");
+    assert!(page.contains(">Istio 0.8, stdout [2]<"), "{page}");
 }
 
 #[test]

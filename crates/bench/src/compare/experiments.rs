@@ -1,6 +1,7 @@
 //! The experiments as data: topology, traffic and the names of the figures.
 
 use crate::{
+    access_log::AccessLog,
     load::Traffic,
     peers::Peer,
     topology::{Shape, Topology},
@@ -192,6 +193,7 @@ impl Setting {
             resumption: traffic == Traffic::NewConnections { resume: true },
             clusters: self.clusters,
             rewrites: false,
+            access_log: AccessLog::None,
             connections,
         }
     }

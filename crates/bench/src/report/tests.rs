@@ -26,6 +26,7 @@ fn measurement(p50: f64, cpu: f64) -> Measurement {
         other_cpus: 0.0,
         stolen_cpus: 0.0,
         generator_late_p99_us: Some(7.0),
+        log_entries: BTreeMap::new(),
     }
 }
 
@@ -39,6 +40,7 @@ fn report(runs: Vec<LatencyRun>) -> LatencyReport {
         payload: 1024,
         rounds: 3,
         workers: 2,
+        access_logs: access_log::only_none(),
     };
     let machine = Machine {
         kernel: "6".to_owned(),
@@ -72,7 +74,7 @@ fn run(round: u32, peer: Option<Peer>, p50: f64, cpu: f64) -> LatencyRun {
     let topology = if peer.is_some() { Topology::BothSidecars } else { Topology::Baseline };
     LatencyRun {
         round,
-        series: Series { topology, peer },
+        series: Series { topology, peer, access_log: AccessLog::None },
         connections: 16,
         measurement: Some(measurement(p50, cpu)),
         error: None,
@@ -102,6 +104,32 @@ fn added_latency_is_over_the_baseline_of_the_same_round() {
     assert_eq!(envoy.metrics["cpu_ends_us_per_request"].median, 3.0);
     assert_eq!(envoy.metrics["rss_server_proxy_kb"].median, 2048.0);
     assert_eq!(envoy.metrics["rss_proxies_kb"].median, 4096.0);
+}
+
+#[test]
+fn the_cost_of_an_access_log_is_over_the_same_peer_without_one_in_the_same_round() {
+    let mut runs = Vec::new();
+    for (round, cpu) in [(1, 100.0), (2, 200.0)] {
+        runs.push(run(round, Some(Peer::Envoy), 400.0, cpu));
+        let mut with = run(round, Some(Peer::Envoy), 400.0, cpu + 15.0);
+        with.series.access_log = AccessLog::Otlp;
+        let collector = Cost { cpu_us_per_request: 7.0, cpu_user_us_per_request: None, memory: None };
+        let parts = &mut with.measurement.as_mut().unwrap().parts;
+        parts.extend(
+            ["client-collector", "server-collector"].map(|part| (part.to_owned(), collector.clone())),
+        );
+        runs.push(with);
+    }
+    let report = report(runs);
+    let [without, with] = report.summary.as_slice() else { panic!("{:?}", report.summary) };
+    assert!(!without.metrics.contains_key("cpu_access_log_us_per_request"));
+    assert_eq!(with.series.to_string(), "both-sidecars, envoy, otlp");
+    let median = |metric: &str| with.metrics[metric].median;
+    assert_eq!(median("cpu_access_log_us_per_request"), 30.0);
+    assert_eq!(median("cpu_collectors_us_per_request"), 14.0);
+    assert_eq!((median("cpu_proxies_us_per_request"), median("cpu_ends_us_per_request")), (330.0, 3.0));
+    let json = serde_json::to_value(&report.runs).unwrap();
+    assert_eq!((&json[0]["access_log"], &json[1]["access_log"]), (&serde_json::Value::Null, &"otlp".into()));
 }
 
 #[test]

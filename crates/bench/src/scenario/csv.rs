@@ -11,7 +11,13 @@ use super::{
     ScenarioResult,
     format::{Published, PublishedRow},
 };
-use crate::{peers::Peer, report::LatencySettings, results, stage, topology::Topology};
+use crate::{
+    access_log::AccessLog,
+    peers::Peer,
+    report::{LatencySettings, Series},
+    results, stage,
+    topology::Topology,
+};
 
 /// Maximum size of a file in bytes.
 const MAX_FILE: u64 = 16 << 20;
@@ -36,10 +42,7 @@ const IDLE: f64 = 5.0;
 /// Returns the header, and a line for each turn with a measurement. `StartTime` of each line is the start of the run.
 pub(super) fn write(result: &ScenarioResult) -> String {
     let settings = &result.report.settings;
-    let start = stage::utc(result.report.started);
-    let ((year, month, day), (hour, minute, second)) = (start.to_calendar_date(), start.to_hms());
-    let month = u8::from(month);
-    let start = format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z");
+    let start = stage::rfc3339(stage::utc(result.report.started), "");
     let mut text = format!("{HEADER}\n");
     for run in &result.report.runs {
         let Some(measurement) = &run.measurement else { continue };
@@ -50,7 +53,7 @@ pub(super) fn write(result: &ScenarioResult) -> String {
             settings.qps,
             run.connections,
             settings.payload,
-            run.series.peer.map_or("none", Peer::name),
+            mode_of(run.series),
             path_of(run.series.topology)
         );
         let latency = &measurement.latency_us;
@@ -144,7 +147,8 @@ fn parse(text: &str, source: &str, settings: &LatencySettings) -> anyhow::Result
     }
     let published = all.into_iter().map(|((topology, mode), mut rows)| {
         rows.sort_by_key(|row| row.connections);
-        Published { system: mode, source: source.to_owned(), topology, rows }
+        let access_log = AccessLog::None;
+        Published { system: mode, source: source.to_owned(), topology, access_log, rows }
     });
     Ok(published.collect())
 }
@@ -159,6 +163,11 @@ fn mode_and_topology(label: &str, settings: &LatencySettings) -> Option<(String,
     let is_same = rate.parse() == Ok(settings.qps) && payload.parse() == Ok(settings.payload);
     let topology = Topology::ALL.into_iter().find(|topology| path_of(*topology) == path)?;
     is_same.then(|| (mode.to_owned(), topology))
+}
+
+/// Returns the MODE of a label: the proxy, and the destination of its access log, as in `envoy-stdout`.
+fn mode_of(series: Series) -> String {
+    series.access_log.after(series.peer.map_or("none", Peer::name)).replace(", ", "-")
 }
 
 /// Returns the PATH of a label. Istio has none for a client that uses mutual TLS without a sidecar: `servermtls` is

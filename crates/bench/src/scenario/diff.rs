@@ -200,11 +200,17 @@ fn series_of(result: &ScenarioResult) -> Vec<Series> {
             || result.report.runs.iter().any(|run| run.series.peer == Some(*peer))
     };
     let peers: Vec<Option<Peer>> = peers.into_iter().filter(is_measured).map(Some).collect();
+    let settings = &result.report.settings;
     let of = |&topology: &Topology| {
-        let peers = if topology == Topology::Baseline { &[None][..] } else { &peers };
-        peers.iter().map(move |&peer| Series { topology, peer }).collect::<Vec<_>>()
+        if topology == Topology::Baseline {
+            return vec![Series::BASELINE];
+        }
+        let logs = |&peer: &Option<Peer>| {
+            settings.access_logs.iter().map(move |&access_log| Series { topology, peer, access_log })
+        };
+        peers.iter().flat_map(logs).collect()
     };
-    result.report.settings.topologies.iter().flat_map(of).collect()
+    settings.topologies.iter().flat_map(of).collect()
 }
 
 /// Returns a message for each topology and peer that was measured only in one of the results.

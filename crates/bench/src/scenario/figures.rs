@@ -117,7 +117,7 @@ fn of_others(
         }
         if values.iter().any(|values| !values.is_empty()) {
             let class = format!("published{} published", index % COLOURS);
-            curves.push(Curve { label: format!("{} [{}]", one.system, index + 1), class, values });
+            curves.push(Curve { label: one.label(index), class, values });
         }
     }
     curves
@@ -127,7 +127,7 @@ fn of_others(
 fn lines(curves: &[Curve], figures: &[&Figure], y_title: &str) -> String {
     let mut lines = Vec::new();
     for curve in curves {
-        for ((figure, style), values) in figures.iter().zip(["", " high"]).zip(&curve.values) {
+        for ((figure, style), values) in figures.iter().zip(["", " high", " dots"]).zip(&curve.values) {
             let mut points: Vec<(f64, f64)> = values
                 .iter()
                 .map(|(connections, spread)| (*connections as f64, spread.median))
@@ -166,6 +166,9 @@ fn short_title(figure: &Figure) -> &'static str {
         metric if metric.contains("p50") => "P50",
         metric if metric.contains("p99") => "P99",
         metric if metric.contains("client") => "client's",
+        metric if metric.contains("access_log") => "for the log",
+        metric if metric.contains("collectors") => "collectors",
+        metric if metric.contains("proxies") => "sidecars",
         _ => "server's",
     }
 }

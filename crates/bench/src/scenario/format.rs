@@ -3,13 +3,17 @@
 //! A scenario has no property of a machine, so the same file can describe a run on another machine. Every value has
 //! bounds. An error names the file, the line, the field and the remedy.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use skysail_yaml::{Node, Value};
 
 use crate::{
+    access_log::{self, AccessLog},
     peers::Peer,
     report::{LatencySettings, Series},
     results,
@@ -54,6 +58,9 @@ pub(super) struct Scenario {
 pub(super) struct Configuration {
     /// Worker threads (nginx: processes).
     pub(super) workers: u32,
+    /// Access logs; each has its own turns. Default: none.
+    #[serde(default = "access_log::only_none", skip_serializing_if = "access_log::is_only_none")]
+    pub(super) access_logs: Vec<AccessLog>,
 }
 
 /// Load on the topology.
@@ -89,6 +96,8 @@ pub(super) enum Measure {
     Cpu,
     /// Resident memory of each sidecar.
     Memory,
+    /// CPU time of all sidecars together, of it for the access log, and of the collectors.
+    AccessLog,
 }
 
 /// A figure: its name in results, title, divisor of its unit, and decimals.
@@ -105,6 +114,8 @@ const fn figure(metric: &'static str, title: &'static str, unit: f64, digits: us
 }
 
 impl Measure {
+    const ALL: [Self; 5] = [Self::Latency, Self::AddedLatency, Self::Cpu, Self::Memory, Self::AccessLog];
+
     /// Returns the figures of the group. Less is better in all of them.
     pub(super) fn figures(self) -> &'static [Figure] {
         const LATENCY: [Figure; 4] = [
@@ -126,18 +137,23 @@ impl Measure {
             figure("rss_client_proxy_kb", "client-proxy RSS MB", 1_024.0, 1),
             figure("rss_server_proxy_kb", "server-proxy RSS MB", 1_024.0, 1),
         ];
+        const ACCESS_LOG: [Figure; 3] = [
+            figure("cpu_proxies_us_per_request", "sidecars CPU µs", 1.0, 1),
+            figure("cpu_access_log_us_per_request", "of it for the log µs", 1.0, 1),
+            figure("cpu_collectors_us_per_request", "collectors CPU µs", 1.0, 1),
+        ];
         match self {
             Self::Latency => &LATENCY,
             Self::AddedLatency => &ADDED,
             Self::Cpu => &CPU,
             Self::Memory => &MEMORY,
+            Self::AccessLog => &ACCESS_LOG,
         }
     }
 
     /// Returns the figure with this name.
     fn figure(metric: &str) -> Option<Figure> {
-        let all = [Self::Latency, Self::AddedLatency, Self::Cpu, Self::Memory];
-        all.iter().flat_map(|group| group.figures()).find(|figure| figure.metric == metric).copied()
+        Self::ALL.iter().flat_map(|group| group.figures()).find(|figure| figure.metric == metric).copied()
     }
 }
 
@@ -162,6 +178,8 @@ pub(super) struct Limit {
     /// Absent for the baseline.
     #[serde(default)]
     pub(super) peer: Option<Peer>,
+    #[serde(default, skip_serializing_if = "AccessLog::is_none")]
+    pub(super) access_log: AccessLog,
     pub(super) at_most: f64,
 }
 
@@ -210,7 +228,16 @@ pub(super) struct Published {
     /// Document or file, with its date and its method of measurement.
     pub(super) source: String,
     pub(super) topology: Topology,
+    #[serde(default, skip_serializing_if = "AccessLog::is_none")]
+    pub(super) access_log: AccessLog,
     pub(super) rows: Vec<PublishedRow>,
+}
+
+impl Published {
+    /// Returns the system and its access log, with its number in the list of sources.
+    pub(super) fn label(&self, index: usize) -> String {
+        format!("{} [{}]", self.access_log.after(&self.system), index + 1)
+    }
 }
 
 /// Figures of one number of connections.
@@ -227,7 +254,7 @@ pub(super) struct PublishedRow {
 impl Limit {
     /// Returns the turns to which the limit applies.
     pub(super) fn series(&self) -> Series {
-        Series { topology: self.topology, peer: self.peer }
+        Series { topology: self.topology, peer: self.peer, access_log: self.access_log }
     }
 }
 
@@ -287,6 +314,7 @@ impl Scenario {
             payload: self.load.payload as usize,
             rounds: rounds.unwrap_or(size.rounds),
             workers: self.configuration.workers,
+            access_logs: self.configuration.access_logs.clone(),
         }
     }
 
@@ -307,7 +335,8 @@ impl Scenario {
         text("question", &self.question, 500)?;
         distinct("topologies", &self.topologies, Topology::ALL.len())?;
         distinct("peers", &self.peers, 5)?;
-        distinct("measure", &self.measure, 4)?;
+        distinct("measure", &self.measure, Measure::ALL.len())?;
+        self.check_access_logs()?;
         let needs_baseline = self.measure.contains(&Measure::AddedLatency);
         ensure(!needs_baseline || self.topologies.contains(&Topology::Baseline), "topologies", || {
             "must contain baseline, because `measure` has added-latency".to_owned()
@@ -330,6 +359,37 @@ impl Scenario {
         self.check_published()
     }
 
+    fn check_access_logs(&self) -> Result<(), (String, String)> {
+        let logs = &self.configuration.access_logs;
+        distinct("configuration.access_logs", logs, AccessLog::ALL.len())?;
+        let needs_none = self.measure.contains(&Measure::AccessLog);
+        ensure(!needs_none || logs.contains(&AccessLog::None), "configuration.access_logs", || {
+            "must contain none, because `measure` has access-log".to_owned()
+        })?;
+        self.peer_without_access_log(&self.peers)
+            .map_or(Ok(()), |(index, reason)| Err((format!("peers[{index}]"), reason)))
+    }
+
+    /// Returns the index of the first peer that cannot have the access logs of the scenario, and the remedy.
+    fn peer_without_access_log(&self, peers: &[Peer]) -> Option<(usize, String)> {
+        let has_logs = !access_log::is_only_none(&self.configuration.access_logs);
+        let index = peers.iter().position(|peer| has_logs && !peer.has_access_log())?;
+        let name = peers[index].name();
+        Some((
+            index,
+            format!(
+                "{name} is measured without access logs only; leave it out, or configuration.access_logs"
+            ),
+        ))
+    }
+
+    /// Fails if the scenario cannot be run with one of these peers.
+    pub(super) fn check_peers(&self, peers: &[(Peer, PathBuf)]) -> anyhow::Result<()> {
+        let peers: Vec<Peer> = peers.iter().map(|(peer, _)| *peer).collect();
+        let refused = self.peer_without_access_log(&peers);
+        refused.map_or(Ok(()), |(_, reason)| Err(anyhow::anyhow!("{}: --peers: {reason}", self.name)))
+    }
+
     fn check_acceptance(&self) -> Result<(), (String, String)> {
         within("acceptance.failed_percent", self.acceptance.failed_percent, 0.0, 100.0)?;
         for (index, limit) in self.acceptance.limits.iter().enumerate() {
@@ -342,6 +402,9 @@ impl Scenario {
             })?;
             ensure(self.topologies.contains(&limit.topology), &field("topology"), || {
                 "must be one of `topologies`, else the limit is never checked".to_owned()
+            })?;
+            ensure(self.configuration.access_logs.contains(&limit.access_log), &field("access_log"), || {
+                "must be one of `configuration.access_logs`, else the limit is never checked".to_owned()
             })?;
             ensure(limit.peer.is_none_or(|peer| self.peers.contains(&peer)), &field("peer"), || {
                 "must be one of `peers`, else the limit is never checked".to_owned()
@@ -416,7 +479,7 @@ fn connections(field: &str, numbers: &[usize]) -> Checked {
 }
 
 fn unknown_metric() -> String {
-    let all = [Measure::Latency, Measure::AddedLatency, Measure::Cpu, Measure::Memory];
-    let names: Vec<&str> = all.iter().flat_map(|group| group.figures()).map(|figure| figure.metric).collect();
+    let names: Vec<&str> =
+        Measure::ALL.iter().flat_map(|group| group.figures()).map(|figure| figure.metric).collect();
     format!("no such metric; use {}", names.join(", "))
 }

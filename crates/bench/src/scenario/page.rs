@@ -152,6 +152,7 @@ fn figure(
         Measure::Latency => ("Latency from when requests were due, P50 and P99", "latency, µs"),
         Measure::AddedLatency => ("Latency over the baseline, P50 and P99", "added latency, µs"),
         Measure::Cpu => ("CPU time of each sidecar for a request", "CPU, µs for a request"),
+        Measure::AccessLog => ("CPU time of sidecars and collectors for a request", "CPU, µs for a request"),
         Measure::Memory => ("Resident memory of each sidecar", "resident memory, MB"),
     };
     let Some(figures::Plot { svg, explanation }) =

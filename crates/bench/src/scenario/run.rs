@@ -70,6 +70,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
         .into_iter()
         .map(|scenario| {
             let peers = args.environment.programs(&scenario.peers)?;
+            scenario.check_peers(&peers)?;
             let file = ResultFile::in_folder(&folder, &scenario.name)?;
             Ok(PreparedScenario { scenario, peers, file })
         })

@@ -7,6 +7,7 @@ use super::{
     format::{Figure, Measure, Published, PublishedRow},
 };
 use crate::{
+    access_log,
     layout::{self, TextTable},
     report::{self, cell},
     topology::Topology,
@@ -67,8 +68,8 @@ fn group_table(
     }
     for (index, row) in others {
         let connections = row.connections.map_or_else(|| "-".to_owned(), |number| number.to_string());
-        let name = published.get(index).map_or_else(String::new, |published| published.system.clone());
-        let mut line = vec![connections, format!("{name} [{}]", index + 1), "-".to_owned()];
+        let name = published.get(index).map_or_else(String::new, |published| published.label(index));
+        let mut line = vec![connections, name, "-".to_owned()];
         line.extend(figures.iter().map(|Figure { metric, unit, digits, .. }| {
             let digits = *digits;
             row.metrics
@@ -101,6 +102,14 @@ pub(super) fn legend(result: &ScenarioResult) -> Vec<String> {
          requests/s. added: over the baseline of the same round."
             .to_owned(),
     ];
+    if !access_log::is_only_none(&result.report.settings.access_logs) {
+        lines.push(
+            "file, stdout, otlp: destination of the access log of each sidecar; a row without one has no access log. Of it \
+             for the log: CPU over the same proxy without access log in the same round. A collector beside each sidecar \
+             reads its standard output or receives OpenTelemetry records over gRPC, and writes lines to a file."
+                .to_owned(),
+        );
+    }
     let late = result.report.summary.iter().filter_map(|row| row.metrics.get("generator_late_p99_us"));
     if let Some(most) = late.map(|spread| spread.median).max_by(f64::total_cmp) {
         lines.push(format!(

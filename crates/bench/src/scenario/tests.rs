@@ -6,6 +6,7 @@ use super::{
     *,
 };
 use crate::{
+    access_log::AccessLog,
     accounting::Memory,
     peers::Peer,
     report::{LatencyRun, Machine, Series},
@@ -56,6 +57,7 @@ fn measurement(p50: f64, cpu: f64) -> Measurement {
         other_cpus: 0.0,
         stolen_cpus: 0.0,
         generator_late_p99_us: Some(9.0),
+        log_entries: BTreeMap::new(),
     }
 }
 
@@ -74,7 +76,7 @@ fn result(factor: impl Fn(Option<Peer>) -> f64) -> ScenarioResult {
                 };
                 let value = factor(peer) * (own + f64::from(round) + connections as f64);
                 let measurement = Some(measurement(value, value));
-                let series = Series { topology, peer };
+                let series = Series { topology, peer, access_log: AccessLog::None };
                 runs.push(LatencyRun { round, series, connections, measurement, error: None });
             }
         }
@@ -160,6 +162,21 @@ fn errors_name_line_field_and_remedy() {
         ("peer: skysail, at_most", "at_most", "16: acceptance.limits[0].peer: must name a peer"),
         ("peer: skysail, at_most", "peer: nginx, at_most", "16: acceptance.limits[0].peer: must be one of"),
         ("both-sidecars, peer", "server-sidecar, peer", "16: acceptance.limits[0].topology: must be one of"),
+        (
+            "workers: 2",
+            "workers: 2\n  access_logs: [disk]",
+            "7: configuration.access_logs[0]: unknown variant `disk`",
+        ),
+        (
+            "workers: 2",
+            "workers: 2\n  access_logs: [none, none]",
+            "7: configuration.access_logs: must have 1 to 4 values, each once",
+        ),
+        (
+            "peer: skysail, at_most",
+            "peer: skysail, access_log: otlp, at_most",
+            "16: acceptance.limits[0].access_log: must be one of",
+        ),
         ("rounds: 5", "rounds: 31", "18: sizes.default.rounds: 31 must be from 1 to 30"),
         ("warmup: 0.2", "warmup: .nan", "19: sizes.tiny.warmup"),
         ("name: small", "name: ../x", "1: name: must be 1 to 64 lower-case letters"),
@@ -171,6 +188,14 @@ fn errors_name_line_field_and_remedy() {
         let got = Scenario::parse(&text).unwrap_err();
         assert!(got.starts_with(error), "{got}\nexpected: {error}");
     }
+    let logs = SMALL.replacen("workers: 2", "workers: 2\n  access_logs: [file]", 1);
+    let without = Scenario::parse(&logs.replacen("measure: [", "measure: [access-log, ", 1)).unwrap_err();
+    assert!(without.starts_with("7: configuration.access_logs: must contain none, because"), "{without}");
+    let haproxy = Scenario::parse(&logs.replacen("envoy]", "haproxy]", 1)).unwrap_err();
+    assert!(haproxy.starts_with("13: peers[1]: haproxy is measured without access logs only"), "{haproxy}");
+    let scenario = Scenario::parse(&logs.replacen("[file]", "[none, file]", 1)).unwrap();
+    let refused = scenario.check_peers(&[(Peer::Relay, "/x".into())]).unwrap_err().to_string();
+    assert!(refused.starts_with("small: --peers: relay is measured without access logs only"), "{refused}");
     let two = Scenario::parse(&SMALL.replacen("name: small\n", "name: small\n---\n", 1)).unwrap_err();
     assert!(two.contains(": a second document; write each scenario to a file of its own"), "{two}");
     let folder = tempfile::tempdir().unwrap();
@@ -316,6 +341,7 @@ fn the_page_of_a_result_is_self_contained_and_balanced() {
         system: "Mesh & Co".to_owned(),
         source: "x.csv".to_owned(),
         topology: Topology::Baseline,
+        access_log: AccessLog::None,
         rows: vec![PublishedRow {
             connections: Some(2),
             metrics: BTreeMap::from([("latency_p50_us".to_owned(), 7.0)]),
