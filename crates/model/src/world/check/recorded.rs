@@ -1,8 +1,8 @@
 //! The World as the checks of one object read it. Each method records what it reads as an [`Input`]. The
 //! [`Validator`](super::Validator) repeats the checks of an object only if one of their inputs has changed.
 //!
-//! The checks have no other access to the World, so a check cannot read what it does not record. The settings of the
-//! mesh are not recorded: a change of these repeats all checks.
+//! The checks have no other access to the World. [`RecordedWorld::unrecorded`] is for analyses that run once. The
+//! settings of the mesh are not recorded: a change of these repeats all checks.
 
 use std::{
     cell::{OnceCell, RefCell},
