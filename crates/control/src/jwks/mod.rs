@@ -78,13 +78,8 @@ impl KeySets {
         self.file.mark_changed();
     }
 
-    /// Removes the key sets of all other sources.
-    fn retain(&self, sources: &HashSet<&KeySource>) {
-        let sources: HashSet<String> = sources.iter().map(ToString::to_string).collect();
-        let mut known = self.lock();
-        let before = known.len();
-        known.retain(|source, _| sources.contains(source));
-        if known.len() < before {
+    fn remove(&self, source: &KeySource) {
+        if self.lock().remove(&source.to_string()).is_some() {
             self.file.mark_changed();
         }
     }
@@ -232,12 +227,11 @@ impl Run {
                 "only {MAX_SOURCES} key sets are fetched; tokens of other issuers are refused"
             );
         }
-        // Also those of an earlier run.
-        self.context.sets.retain(&kept);
         let mut changes = Vec::new();
         self.entries.retain(|source, _| {
             let keeps = kept.contains(source);
             if !keeps {
+                self.context.sets.remove(source);
                 changes.push((source.clone(), None));
             }
             keeps
@@ -301,48 +295,5 @@ impl Run {
         if tokio::task::spawn_blocking(move || publisher.set_key_sets(changes)).await.is_err() {
             error!("publication of key sets panicked; proxies keep their last key sets");
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use skysail_model::KeyFetch;
-
-    use super::*;
-    use crate::publish::{Compiler, PublishSettings, ScopeLimits};
-
-    fn publisher() -> Arc<Publisher> {
-        let limits = ScopeLimits { scopes: 1, scopes_per_identity: 1, views: 1, views_per_identity: 1 };
-        let settings = PublishSettings {
-            cluster_id: "Kubernetes".into(),
-            generated: None,
-            access_log: String::new(),
-            limits,
-        };
-        Arc::new(Publisher::new(Arc::default(), settings, Compiler::default()))
-    }
-
-    #[tokio::test]
-    async fn key_sets_of_an_earlier_run_that_no_policy_uses_are_deleted() {
-        let folder = tempfile::tempdir().unwrap();
-        let open = || Arc::new(KeySets::open(Some(folder.path())));
-        let [used, unused] =
-            ["used", "unused"].map(|name| KeySource::Uri(format!("http://127.0.0.1:9/{name}").into()));
-        let sets = open();
-        for source in [&used, &unused] {
-            sets.set(source, &r#"{"keys":[{"kty":"RSA","n":"AQAB","e":"AQAB"}]}"#.into());
-        }
-        sets.write().unwrap();
-
-        let sets = open();
-        let fetch = KeyFetch { timeout: Duration::from_secs(1), used_by: ["default/p".to_owned()].into() };
-        let (_sender, wanted) = watch::channel(Arc::new(KeyFetches::from([(used.clone(), fetch)])));
-        let servers = [SocketAddr::from(([127, 0, 0, 1], 9))];
-        let context = KeyFetcher::new(&servers, &Arc::default(), &sets, wanted);
-        Run { entries: HashMap::new(), publisher: publisher(), context }.update_sources().await;
-        sets.write().unwrap();
-
-        let sets = open();
-        assert!(sets.get(&used).is_some() && sets.get(&unused).is_none());
     }
 }
