@@ -114,8 +114,9 @@ impl Sink {
                 Message::Confirmed(line, confirm) => written.push((self.write(&line), Some(confirm))),
                 Message::Flush(flushed) => {
                     self.finish(mem::take(&mut written));
-                    let reported = self.report_drops();
-                    self.log_result(reported.map_err(|error| error.to_string()));
+                    if let Err(error) = self.report_drops() {
+                        self.log_result(Err(error.to_string()));
+                    }
                     let _ = flushed.send(());
                 }
                 Message::Reopen => {

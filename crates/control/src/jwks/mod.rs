@@ -39,6 +39,8 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_RETRY_DELAY: Duration = Duration::from_mins(1);
 /// Maximum random share by which [`REFRESH`] is extended, so that fetches spread out.
 const JITTER: f64 = 0.1;
+/// Maximum number of different errors of a key set that are logged until a fetch succeeds.
+const MAX_LOGGED: usize = 4;
 /// Maximum number of concurrent fetches.
 const MAX_CONCURRENT: usize = 8;
 /// Maximum number of key sets. Further ones are not fetched, so their tokens stay invalid.
@@ -111,8 +113,8 @@ impl KeySets {
 struct KeyEntry {
     next: Instant,
     failures: u32,
-    /// Error of the last fetch, if it failed.
-    error: Option<FetchError>,
+    /// Errors that were logged since the last success.
+    logged: Vec<FetchError>,
     is_in_progress: bool,
     keys: Option<Arc<str>>,
 }
@@ -240,8 +242,13 @@ impl Run {
             if !self.entries.contains_key(source) {
                 let keys = self.context.sets.get(source);
                 changes.extend(keys.clone().map(|keys| (source.clone(), Some(keys))));
-                let entry =
-                    KeyEntry { next: Instant::now(), failures: 0, error: None, is_in_progress: false, keys };
+                let entry = KeyEntry {
+                    next: Instant::now(),
+                    failures: 0,
+                    logged: Vec::new(),
+                    is_in_progress: false,
+                    keys,
+                };
                 self.entries.insert(source.clone(), entry);
             }
         }
@@ -258,10 +265,11 @@ impl Run {
         let now = Instant::now();
         match result {
             Ok(keys) => {
-                if entry.error.take().is_some() {
+                if entry.failures > 0 {
                     info!(%source, policy = used_by(), "key set fetched again");
                 }
                 entry.failures = 0;
+                entry.logged.clear();
                 entry.next = now + REFRESH.mul_f64(1.0 + JITTER * fastrand::f64());
                 if entry.keys.as_ref() != Some(&keys) {
                     entry.keys = Some(Arc::clone(&keys));
@@ -270,14 +278,14 @@ impl Run {
                 }
             }
             Err(error) => {
-                // An error is logged once while it repeats.
-                if entry.error.as_ref() != Some(&error) {
+                // The text of an error may contain a time or one of several addresses, so that it never repeats.
+                if entry.logged.len() < MAX_LOGGED && !entry.logged.contains(&error) {
                     let effect = match entry.keys {
                         Some(_) => "its last key set stays in effect",
                         None => "its tokens are refused until a fetch succeeds",
                     };
                     warn!(%source, policy = used_by(), %error, "key set cannot be fetched; {effect}");
-                    entry.error = Some(error);
+                    entry.logged.push(error);
                 }
                 let delay = RETRY_DELAY.saturating_mul(1 << entry.failures.min(16)).min(MAX_RETRY_DELAY);
                 entry.failures = entry.failures.saturating_add(1);

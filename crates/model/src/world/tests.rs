@@ -208,7 +208,7 @@ fn the_oldest_virtual_service_routes_a_host() {
     assert_eq!(found(&world(&[SERVICE, &gateway].concat())), None);
     // One without HTTP rules routes no requests, so it does not hide others.
     let tcp = first.split("http:").next().unwrap().to_owned()
-        + "tcp: [{route: [{destination: {host: a}}]}]}\n---\n";
+        + "hosts: [a], tcp: [{route: [{destination: {host: a}}]}]}\n";
     assert_eq!(found(&world(&[SERVICE, &tcp, &second].concat())).as_deref(), Some("y"));
     let on_port = world(&[SERVICE, &tcp, &second].concat());
     let routed = on_port.virtual_service_on("a.svc.svc.cluster.local", 80, "svc", |_| true);

@@ -65,7 +65,7 @@ impl<'a> RecordedWorld<'a> {
         self.hasher.hash_one(input)
     }
 
-    /// Records an input. Different inputs with the same hash only repeat checks without need.
+    /// Records an input. Two inputs with the same hash only repeat checks without need.
     pub(super) fn record(&self, input: Input<'_>) {
         self.inputs.borrow_mut().push(self.hash(input));
     }
