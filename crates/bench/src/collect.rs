@@ -39,7 +39,7 @@ const MAX: usize = 4 << 20;
 /// Size of the prefix of a gRPC message in bytes.
 const PREFIX: usize = 5;
 
-type Output = Rc<RefCell<BufWriter<File>>>;
+type EntryFile = Rc<RefCell<BufWriter<File>>>;
 
 /// Collects until standard input ends, or the process is ended.
 pub(crate) fn run(args: &CollectArgs) -> anyhow::Result<()> {
@@ -101,7 +101,7 @@ fn receive(listener: TcpListener, output: BufWriter<File>) -> anyhow::Result<()>
     })
 }
 
-async fn serve(stream: tokio::net::TcpStream, output: Output) -> Result<(), h2::Error> {
+async fn serve(stream: tokio::net::TcpStream, output: EntryFile) -> Result<(), h2::Error> {
     let mut connection = h2::server::handshake(stream).await?;
     while let Some(request) = connection.accept().await {
         let (request, answer) = request?;
@@ -113,7 +113,7 @@ async fn serve(stream: tokio::net::TcpStream, output: Output) -> Result<(), h2::
 async fn answer_call(
     request: Request<RecvStream>,
     mut answer: SendResponse<Bytes>,
-    output: Output,
+    output: EntryFile,
 ) -> Result<(), h2::Error> {
     let (head, mut stream) = request.into_parts();
     let mut message = BytesMut::new();
@@ -144,7 +144,7 @@ async fn answer_call(
 }
 
 /// Writes the text of each record of a message.
-fn store(message: &[u8], output: &Output) -> anyhow::Result<()> {
+fn store(message: &[u8], output: &EntryFile) -> anyhow::Result<()> {
     let message = message.get(PREFIX..).context("the message has no prefix")?;
     let request = ExportLogsServiceRequest::decode(message)?;
     let mut output = output.borrow_mut();

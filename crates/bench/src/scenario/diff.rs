@@ -105,12 +105,12 @@ pub(super) struct DiffRow {
     pub(super) has_limit: bool,
     /// Absent if a result lacks the figure.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    pub(super) change: Option<Change>,
+    pub(super) change: Option<FigureChange>,
 }
 
 /// Change of a figure from A to B.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Change {
+pub(super) struct FigureChange {
     /// Median of B divided by that of A: the median, least and greatest over the numbers of connections. `None` if no
     /// two medians are above 0.
     pub(super) ratio: Option<Spread>,
@@ -274,7 +274,7 @@ fn row(
         true => Verdict::Worse,
         false => Verdict::Better,
     };
-    let change = Change { ratio, confidence, greatest_confidence: 100.0 * (1.0 - least_p) };
+    let change = FigureChange { ratio, confidence, greatest_confidence: 100.0 * (1.0 - least_p) };
     Some(DiffRow {
         series,
         metric: figure.metric,
@@ -340,7 +340,7 @@ fn text(rows: &[DiffRow], args: &DiffArgs) -> String {
                 .to_owned(),
         );
     }
-    let is_short = |change: &Change| change.greatest_confidence < args.confidence;
+    let is_short = |change: &FigureChange| change.greatest_confidence < args.confidence;
     if rows.iter().any(|row| row.change.as_ref().is_some_and(is_short)) {
         lines.push(format!(
             "Some figures have too few rounds for a confidence of {} %; measure more rounds.",

@@ -27,12 +27,12 @@ pub struct Validator {
     /// Objects at the last validation, without indexes; `None` before the first one.
     before: Option<World>,
     /// What is known about each object, by the hash of its [`Input::Object`].
-    kept: HashMap<u64, Checked>,
+    kept: HashMap<u64, ObjectFindings>,
 }
 
 /// Result of the checks of an object.
 #[derive(Debug)]
-struct Checked {
+struct ObjectFindings {
     /// Hashes of the inputs, in order.
     inputs: Box<[u64]>,
     diagnostics: Vec<Diagnostic>,
@@ -93,7 +93,7 @@ impl Validator {
 
 struct Pass<'a, 'v> {
     report: Report<'a>,
-    kept: &'v mut HashMap<u64, Checked>,
+    kept: &'v mut HashMap<u64, ObjectFindings>,
 }
 
 impl<'a> Pass<'a, '_> {
@@ -113,7 +113,7 @@ impl<'a> Pass<'a, '_> {
             check(&mut self.report, &ObjectReport { entry, kind });
             let inputs = self.report.world.take_inputs();
             let diagnostics = std::mem::take(&mut self.report.diagnostics);
-            self.kept.insert(key, Checked { inputs, diagnostics });
+            self.kept.insert(key, ObjectFindings { inputs, diagnostics });
         }
     }
 }
