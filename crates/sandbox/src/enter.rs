@@ -22,7 +22,7 @@ use crate::{
 pub enum EnterTarget<'a> {
     /// Those of a pod.
     Pod(&'a PodState),
-    /// Those of the control plane, whose admin pages are at [`control`].
+    /// Those of the control plane, whose admin pages are at [`control_address`].
     Control,
 }
 
