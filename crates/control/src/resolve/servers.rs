@@ -95,8 +95,8 @@ impl Servers {
     }
 }
 
-/// Parses the address of a `nameserver` line. Logs the unknown zone of a link-local address (`fe80::1%eth0`; RFC 4007,
-/// section 11), without which it cannot be reached.
+/// Parses the address of a `nameserver` line. A link-local address needs a zone (`fe80::1%eth0`; RFC 4007, section 11).
+/// If the zone is unknown, logs it and returns `None`.
 fn parse_nameserver(word: &str) -> Option<SocketAddr> {
     let (address, zone) = word.split_once('%').map_or((word, None), |(address, zone)| (address, Some(zone)));
     let (ip, zone) = match (address.parse().ok()?, zone) {

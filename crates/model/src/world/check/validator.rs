@@ -20,13 +20,14 @@ use crate::{
     diagnostic::Diagnostic,
 };
 
-/// Validates a World again and again, and repeats only the checks whose inputs have changed.
+/// Validates successive states of a World. Repeats only the checks whose inputs have changed.
 #[derive(Debug, Default)]
 pub struct Validator {
     hasher: RandomState,
     /// Objects at the last validation, without indexes; `None` before the first one.
     before: Option<World>,
-    /// What is known about each object, by the hash of its [`Input::Object`].
+    /// Findings and inputs of each object, by the hash of its [`Input::Object`]. With the same hash, one of two objects
+    /// would not be checked; the hash has 64 bits and a random key.
     kept: HashMap<u64, ObjectFindings>,
 }
 
@@ -52,7 +53,7 @@ impl Validator {
         diagnostics
     }
 
-    /// Removes what is known about objects of which an input has changed.
+    /// Removes the findings of each object with a changed input.
     fn forget_changed(&mut self, world: &World) {
         let mut before = self.before.take().unwrap_or_default();
         let has_same_mesh = std::ptr::eq(before.mesh(), world.mesh()) || before.mesh() == world.mesh();
@@ -68,7 +69,7 @@ impl Validator {
         self.before = Some(before);
     }
 
-    /// Checks all objects about which nothing is known.
+    /// Checks all objects without kept findings.
     fn check_others(&mut self, world: &World) {
         let mut pass = Pass { report: Report::new(world, self.hasher.clone()), kept: &mut self.kept };
         pass.check(Kind::VirtualService, &world.virtual_services, Report::virtual_service);

@@ -82,9 +82,9 @@ struct FilterResult<'a> {
 struct Selection {
     /// The state of the random number generator.
     seed: u64,
-    /// The head of the request; `None` if the filter did not change it afterwards.
+    /// Head at the selection; `None` if the filter has not changed it since.
     head: Option<Box<RequestHead>>,
-    /// Dynamic metadata of the filter; `None` if it added none afterwards.
+    /// Dynamic metadata of the filter at the selection; `None` if it has added none since.
     found: Option<Map<String, Value>>,
 }
 
