@@ -289,7 +289,8 @@ impl RunningTopology {
         self.parts.last().map_or(0, |part| accounting::resident(&accounting::family(part.pid())))
     }
 
-    /// Waits for the entries of all answered requests in the access logs, and adds their numbers to a measurement.
+    /// Waits until each access log has as many entries as the window has answered requests, and adds their numbers to a
+    /// measurement. Entries of the warm-up count too.
     async fn with_log_entries(&mut self, mut measurement: Measurement) -> anyhow::Result<Measurement> {
         for log in &mut self.logs {
             let entries = log.wait_for(measurement.requests - measurement.unanswered).await?;
