@@ -19,6 +19,7 @@ mod sidecar;
 mod table;
 
 use std::{
+    collections::HashSet,
     ffi::OsString,
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -305,6 +306,7 @@ impl ControlArgs {
             used: self.used as usize,
             uses_vhds: !self.whole_routes && self.form == Form::Delta,
             endpoint_names: Vec::new(),
+            first_endpoints: HashSet::new(),
             route_names: Vec::new(),
         }
     }

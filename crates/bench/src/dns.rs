@@ -7,6 +7,7 @@
 mod server;
 
 use std::{
+    collections::HashSet,
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -180,6 +181,7 @@ async fn with_control_plane(
         used: SERVICES,
         uses_vhds: true,
         endpoint_names: Vec::new(),
+        first_endpoints: HashSet::new(),
         route_names: Vec::new(),
     };
     learn(&mut plan, control.target, None, TIMEOUT)?;

@@ -71,10 +71,10 @@ struct Call {
 }
 
 impl Connection {
-    /// Creates the client's side on an open or opening stream. `authority` is the name of the server; `keeps` is true
-    /// if the content of resources is needed.
-    pub(crate) fn new(stream: Stream, form: Form, calls: usize, authority: &str, keeps: bool) -> Self {
-        Self::with_window(stream, form, calls, authority, keeps, WINDOW)
+    /// Creates the client's side on an open or opening stream. `authority` is the name of the server. The
+    /// content of responses is kept up to a length of `max_kept` bytes.
+    pub(crate) fn new(stream: Stream, form: Form, calls: usize, authority: &str, max_kept: u64) -> Self {
+        Self::with_window(stream, form, calls, authority, max_kept, WINDOW)
     }
 
     /// Like `new`, with this window for each stream.
@@ -83,7 +83,7 @@ impl Connection {
         form: Form,
         calls: usize,
         authority: &str,
-        keeps: bool,
+        max_kept: u64,
         window: u32,
     ) -> Self {
         let mut output = PREFACE.to_vec();
@@ -98,7 +98,8 @@ impl Connection {
         for number in 0..calls {
             put_frame(&mut output, HEADERS, END_HEADERS, id_of(number), &fields);
         }
-        let call = || Call { scanner: Scanner::new(keeps), window: FIRST_WINDOW.into(), waiting: Vec::new() };
+        let call =
+            || Call { scanner: Scanner::new(max_kept), window: FIRST_WINDOW.into(), waiting: Vec::new() };
         Self {
             stream,
             form,
@@ -184,7 +185,7 @@ impl Connection {
     pub(crate) fn read(
         &mut self,
         scratch: &mut [u8],
-        mut on_response: impl FnMut(&mut Self, usize, Response),
+        mut on_response: impl FnMut(&mut Self, usize, Response) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         loop {
             let length = match self.stream.read(scratch) {
@@ -199,7 +200,7 @@ impl Connection {
             let mut bytes = &scratch[..length];
             while !bytes.is_empty() {
                 if let Some((call, response)) = self.take(&mut bytes)? {
-                    on_response(self, call, response);
+                    on_response(self, call, response)?;
                 }
             }
             if self.taken > RENEWAL {

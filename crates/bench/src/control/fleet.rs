@@ -19,6 +19,8 @@ use crate::{
 
 /// Size of the read buffer in bytes.
 const SCRATCH: usize = 256 * 1_024;
+/// Maximum length in bytes of a response whose resources are inspected. Responses to changes are shorter.
+const MAX_INSPECTED: u64 = 64 << 10;
 /// Interval at which a condition is checked.
 const CHECK: Duration = Duration::from_millis(10);
 
@@ -220,7 +222,7 @@ impl<'a> Fleet<'a> {
                 stream
             }
         };
-        let mut connection = Connection::new(stream, self.plan.form, numbers.len(), AUTHORITY, false);
+        let mut connection = Connection::new(stream, self.plan.form, numbers.len(), AUTHORITY, MAX_INSPECTED);
         let sidecars: Vec<Sidecar> = numbers.iter().copied().map(Sidecar::new).collect();
         for (call, sidecar) in sidecars.iter().enumerate() {
             self.message.clear();
@@ -276,10 +278,11 @@ impl<'a> Fleet<'a> {
             let sidecar = &mut sidecars[call];
             let was = sidecar.is_configured(plan);
             message.clear();
-            sidecar.answer(plan, &response, message);
+            sidecar.answer(plan, &response, message)?;
             connection.send(call, message);
             let is_configured = !was && sidecar.is_configured(plan);
             received.note(*sidecar, is_configured, *began, response);
+            Ok(())
         })?;
         let written = connection.flush()?;
         if written == *blocked {

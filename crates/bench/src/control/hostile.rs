@@ -7,6 +7,7 @@ mod attacks;
 mod raw;
 
 use std::{
+    collections::HashSet,
     fs,
     path::Path,
     sync::{
@@ -141,6 +142,7 @@ async fn one(args: &ControlArgs, folder: &Path, attack: Attack) -> anyhow::Resul
         used: args.used as usize,
         uses_vhds: true,
         endpoint_names: Vec::new(),
+        first_endpoints: HashSet::new(),
         route_names: Vec::new(),
     };
     learn(&mut plan, server.target, tls.first(), TIMEOUT)?;

@@ -29,7 +29,7 @@ pub(crate) fn learn(
 ) -> anyhow::Result<()> {
     let stream = Stream::open(target, tls)?;
     stream.socket().set_nonblocking(true)?;
-    let mut connection = Connection::new(stream, plan.form, 1, super::AUTHORITY, true);
+    let mut connection = Connection::new(stream, plan.form, 1, super::AUTHORITY, u64::MAX);
     let mut message = Vec::new();
     Sidecar::new(0).begin(plan, &mut message);
     connection.send(0, &message);
@@ -59,6 +59,7 @@ pub(crate) fn learn(
         }
     }
     ensure!(!endpoints.is_empty() && !routes.is_empty(), "the control plane sends no endpoints or routes");
+    plan.first_endpoints = endpoints.iter().map(|name| name.to_vec()).collect();
     let encode = |list: BTreeSet<&[u8]>| names(list.into_iter().filter_map(|name| str::from_utf8(name).ok()));
     (plan.endpoint_names, plan.route_names) = (encode(endpoints), encode(routes));
     Ok(())
@@ -77,6 +78,7 @@ fn next(connection: &mut Connection, kind: Kind, deadline: u64) -> anyhow::Resul
             if response.kind == Some(kind) {
                 found = Some(response);
             }
+            Ok(())
         })?;
         if let Some(found) = found {
             return Ok(found);

@@ -93,7 +93,8 @@ pub(crate) struct Ask<'a> {
     pub(crate) node: &'a [u8],
     /// Nonce of the acknowledged response.
     pub(crate) nonce: &'a [u8],
-    /// Names to subscribe to, encoded by [`names`]. In the state of the world, each request lists them.
+    /// Names to subscribe to, encoded by [`names`], and to unsubscribe from, encoded by [`unsubscribed`]. In the state
+    /// of the world, each request lists all names.
     pub(crate) names: &'a [u8],
 }
 
@@ -102,6 +103,15 @@ pub(crate) fn names<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
     let mut out = Vec::new();
     for name in names {
         put(&mut out, 3, name.as_bytes());
+    }
+    out
+}
+
+/// Encodes names to unsubscribe from as fields of an incremental request.
+pub(crate) fn unsubscribed<'a>(names: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
+    let mut out = Vec::new();
+    for name in names {
+        put(&mut out, 4, name);
     }
     out
 }
@@ -138,6 +148,8 @@ pub(crate) struct Response {
     pub(crate) bytes: u64,
     /// Content of the resources, if it is kept.
     pub(crate) kept: Vec<Vec<u8>>,
+    /// Names of removed resources, if the content is kept.
+    pub(crate) kept_removed: Vec<Vec<u8>>,
 }
 
 /// Reads responses that arrive in pieces of any size.
@@ -153,13 +165,17 @@ pub(crate) struct Scanner {
     rest: u64,
     text: Vec<u8>,
     response: Response,
-    /// Resources are kept, not only counted.
-    keeps: bool,
+    /// Maximum length in bytes of a response whose content is kept. The content of longer ones is skipped.
+    max_kept: u64,
 }
 
 impl Scanner {
-    pub(crate) fn new(keeps: bool) -> Self {
-        Self { keeps, ..Self::default() }
+    pub(crate) fn new(max_kept: u64) -> Self {
+        Self { max_kept, ..Self::default() }
+    }
+
+    fn keeps(&self) -> bool {
+        self.response.bytes <= self.max_kept
     }
 
     /// Reads bytes up to the end of a response.
@@ -168,7 +184,7 @@ impl Scanner {
             if self.rest > 0 {
                 let taken = usize::try_from(self.rest).unwrap_or(usize::MAX).min(bytes.len());
                 let (piece, after) = bytes.split_at(taken);
-                if self.field != 2 || self.keeps {
+                if self.field != 2 || self.keeps() {
                     self.text.extend_from_slice(piece);
                 }
                 *bytes = after;
@@ -234,13 +250,18 @@ impl Scanner {
         match self.field {
             2 => {
                 self.response.resources += 1;
-                if self.keeps {
+                if self.keeps() {
                     self.response.kept.push(text);
                 }
             }
             4 => self.response.kind = Kind::of_url(&text),
             5 => self.response.nonce = text,
-            6 if form == Form::Delta => self.response.removed += 1,
+            6 if form == Form::Delta => {
+                self.response.removed += 1;
+                if self.keeps() {
+                    self.response.kept_removed.push(text);
+                }
+            }
             _ => {}
         }
     }
@@ -318,7 +339,8 @@ mod tests {
     fn responses_are_read_in_pieces_of_any_size() {
         let two = [response(), response()].concat();
         for size in 1..two.len() {
-            let mut scanner = Scanner::new(size % 2 == 0);
+            let keeps = size % 2 == 0;
+            let mut scanner = Scanner::new(if keeps { two.len() as u64 / 2 - 5 } else { 16 });
             let mut read = Vec::new();
             for mut piece in two.chunks(size) {
                 while !piece.is_empty() {
@@ -330,7 +352,8 @@ mod tests {
                 assert_eq!((response.resources, response.removed), (3, 1), "{size}");
                 assert_eq!((response.kind, &*response.nonce), (Some(Kind::Route), &b"12"[..]), "{size}");
                 assert_eq!(response.bytes, two.len() as u64 / 2 - 5);
-                assert_eq!(response.kept.len(), if size % 2 == 0 { 3 } else { 0 });
+                assert_eq!(response.kept.len(), if keeps { 3 } else { 0 });
+                assert_eq!(response.kept_removed, if keeps { vec![b"gone".to_vec()] } else { Vec::new() });
             }
         }
     }

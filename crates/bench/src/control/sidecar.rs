@@ -1,14 +1,17 @@
 //! Subscriptions and acknowledgements of one sidecar, without IO.
 //!
 //! With the whole mesh it subscribes in Envoy's order: clusters, endpoints, listeners, routes, virtual hosts. Each step
-//! begins after the previous one has arrived. On demand it subscribes at once, by name, to the services that its
+//! begins after the previous one has arrived. Later it subscribes to the endpoints of each new cluster, and unsubscribes
+//! from those of removed clusters (in the incremental form only). On demand it subscribes at once, by name, to the services that its
 //! workload uses.
 //!
 //! The gateways of a large mesh follow the sidecars by number. They always subscribe to the whole mesh.
 
+use std::collections::HashSet;
+
 use super::{
     mesh::{self, large},
-    message::{Ask, Field, Form, Kind, Response, names, object, put},
+    message::{Ask, Field, Form, Kind, Response, at, names, object, put, unsubscribed},
 };
 
 /// Subscription of the sidecars.
@@ -40,6 +43,8 @@ pub(crate) struct Plan {
     /// Encoded names of all endpoints and routes, after the first sidecar has learnt them.
     pub(crate) endpoint_names: Vec<u8>,
     pub(crate) route_names: Vec<u8>,
+    /// The same names of endpoints, one by one.
+    pub(crate) first_endpoints: HashSet<Vec<u8>>,
 }
 
 impl Plan {
@@ -105,8 +110,13 @@ impl Sidecar {
     }
 
     /// Writes the requests that follow a response.
-    pub(crate) fn answer(&mut self, plan: &Plan, response: &Response, out: &mut Vec<u8>) {
-        let Some(kind) = response.kind else { return };
+    pub(crate) fn answer(
+        &mut self,
+        plan: &Plan,
+        response: &Response,
+        out: &mut Vec<u8>,
+    ) -> anyhow::Result<()> {
+        let Some(kind) = response.kind else { return Ok(()) };
         let bit = 1 << kind as u8;
         let is_first = self.come & bit == 0;
         self.come |= bit;
@@ -121,6 +131,10 @@ impl Sidecar {
             Ask { form: plan.form, kind: *next, node: b"", nonce: b"", names: &self.names(plan, *next) }
                 .put(out);
         }
+        if kind == Kind::Cluster && !is_first && self.subscription(plan) == Subscription::Mesh {
+            follow_clusters(plan, response, out)?;
+        }
+        Ok(())
     }
 
     /// Returns true if it receives the resources of a service: it subscribes to them, and its Sidecar allows them.
@@ -210,6 +224,23 @@ impl Sidecar {
         put(&mut node, 3, &metadata);
         node
     }
+}
+
+/// Writes the request for the endpoints of clusters that a change has added or removed.
+fn follow_clusters(plan: &Plan, response: &Response, out: &mut Vec<u8>) -> anyhow::Result<()> {
+    let mut changed = Vec::new();
+    for resource in &response.kept {
+        // Resource.resource, Any.value, Cluster.eds_cluster_config, service_name.
+        changed.extend(at(resource, &[2, 2, 3, 2])?);
+    }
+    changed.retain(|name| !plan.first_endpoints.contains(*name));
+    let removed = response.kept_removed.iter().map(Vec::as_slice);
+    let mut fields = names(changed.into_iter().filter_map(|name| str::from_utf8(name).ok()));
+    fields.extend(unsubscribed(removed.filter(|name| !plan.first_endpoints.contains(*name))));
+    if !fields.is_empty() && plan.form == Form::Delta {
+        Ask { form: plan.form, kind: Kind::Endpoint, node: b"", nonce: b"", names: &fields }.put(out);
+    }
+    Ok(())
 }
 
 /// Encodes the names of the clusters of services.

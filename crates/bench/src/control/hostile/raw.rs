@@ -86,7 +86,7 @@ impl AttackEnvironment {
                     stream.socket().set_nonblocking(true)?;
                     let (form, authority) = (Form::Delta, AUTHORITY);
                     let connection =
-                        Connection::with_window(stream, form, setup.calls, authority, false, setup.window);
+                        Connection::with_window(stream, form, setup.calls, authority, 0, setup.window);
                     spent.opened += 1;
                     *slot = Some((connection, script()));
                 }
@@ -119,7 +119,10 @@ pub(super) fn pause() {
 /// streams.
 fn turn(connection: &mut Connection, script: &mut impl Script, scratch: &mut [u8]) -> bool {
     let mut responses = Vec::new();
-    let read = connection.read(scratch, |_, call, response| responses.push((call, response)));
+    let read = connection.read(scratch, |_, call, response| {
+        responses.push((call, response));
+        Ok(())
+    });
     if read.is_err() {
         return false;
     }
