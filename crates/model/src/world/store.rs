@@ -21,9 +21,10 @@ impl<T> Entry<T> {
     }
 }
 
-impl<T: PartialEq> Entry<T> {
-    fn is_same(&self, other: &Self) -> bool {
-        let is_equal = Arc::ptr_eq(&self.object, &other.object) || self.object == other.object;
+impl<T> Entry<T> {
+    /// Returns whether two entries have the same place and, by this comparison, the same object.
+    fn is_same(&self, other: &Self, is_equal: impl Fn(&Typed<T>, &Typed<T>) -> bool) -> bool {
+        let is_equal = Arc::ptr_eq(&self.object, &other.object) || is_equal(&self.object, &other.object);
         is_equal && self.origin == other.origin
     }
 }
@@ -51,10 +52,15 @@ impl<T: Clone + PartialEq> Store<T> {
     }
 }
 
-impl<T: PartialEq> Store<T> {
-    /// Calls `each` with the entries that the two stores do not have in common, those of both. Maps that they share are
-    /// not read.
-    pub(super) fn differences<'a>(&'a self, other: &'a Self, mut each: impl FnMut(&'a Entry<T>)) {
+impl<T> Store<T> {
+    /// Calls `each` with the entries that the two stores do not have in common by this comparison, those of both. Maps
+    /// that they share are not read.
+    pub(super) fn differences<'a>(
+        &'a self,
+        other: &'a Self,
+        is_equal: impl Fn(&Typed<T>, &Typed<T>) -> bool,
+        mut each: impl FnMut(&'a Entry<T>),
+    ) {
         if Arc::ptr_eq(&self.0, &other.0) {
             return;
         }
@@ -65,7 +71,9 @@ impl<T: PartialEq> Store<T> {
                     continue;
                 }
                 let is_common = |(name, entry): &(&String, &Entry<T>)| {
-                    others.and_then(|others| others.get(*name)).is_some_and(|other| entry.is_same(other))
+                    others
+                        .and_then(|others| others.get(*name))
+                        .is_some_and(|other| entry.is_same(other, &is_equal))
                 };
                 names.iter().filter(|pair| !is_common(pair)).for_each(|(_, entry)| each(entry));
             }

@@ -16,7 +16,7 @@ use super::{
     recorded::Input,
 };
 use crate::{
-    api::{Kind, Typed},
+    api::{Kind, Pod, Typed},
     diagnostic::Diagnostic,
 };
 
@@ -130,34 +130,43 @@ impl Changes<'_> {
     fn find(&mut self, before: &mut World, after: &World) {
         macro_rules! compare {
             ($($store:ident $kind:ident),* $(,)?) => {
-                $(self.compare(Kind::$kind, &mut before.$store, &after.$store, |_, _| {});)*
+                $(self.compare(Kind::$kind, &mut before.$store, &after.$store, PartialEq::eq, |_, _| {});)*
             };
         }
         compare!(
-            namespaces Namespace, service_accounts ServiceAccount, secrets Secret, pods Pod,
+            namespaces Namespace, service_accounts ServiceAccount, secrets Secret,
             slices EndpointSlice, service_entries ServiceEntry, entry_workloads WorkloadEntry,
             peer_authentications PeerAuthentication, authorization_policies AuthorizationPolicy,
             gateways Gateway, request_authentications RequestAuthentication, telemetries Telemetry,
             kubernetes_gateways KubernetesGateway, http_routes HttpRoute, grpc_routes GrpcRoute,
             rate_limit_policies RateLimitPolicy,
         );
+        self.compare(Kind::Pod, &mut before.pods, &after.pods, is_equal_but_ready, |_, _| {});
         self.find_templates(before, after);
-        self.compare(Kind::Service, &mut before.services, &after.services, |changes, service| {
-            changes.add_host(&service.fqdn());
-            for address in &service.spec.cluster_ips {
-                changes.add(Input::Address(*address));
-            }
-        });
+        self.compare(
+            Kind::Service,
+            &mut before.services,
+            &after.services,
+            PartialEq::eq,
+            |changes, service| {
+                changes.add_host(&service.fqdn());
+                for address in &service.spec.cluster_ips {
+                    changes.add(Input::Address(*address));
+                }
+            },
+        );
         self.compare(
             Kind::VirtualService,
             &mut before.virtual_services,
             &after.virtual_services,
+            PartialEq::eq,
             |changes, rule| mesh_hosts(rule).iter().for_each(|host| changes.add_host(host)),
         );
         self.compare(
             Kind::DestinationRule,
             &mut before.destination_rules,
             &after.destination_rules,
+            PartialEq::eq,
             |changes, rule| changes.add_host(&fqdn(&rule.spec.host, &rule.meta.namespace)),
         );
         before.mesh.clone_from(&after.mesh);
@@ -175,21 +184,22 @@ impl Changes<'_> {
             if known.is_empty() != templates.is_empty() {
                 self.add(Input::Any(Kind::Pod));
             }
-            self.compare(*kind, known, templates, |changes, template| {
+            self.compare(*kind, known, templates, PartialEq::eq, |changes, template| {
                 changes.add_kind(Kind::Pod, &template.meta.namespace);
             });
         }
     }
 
     /// Adds the inputs that the differences of a kind affect, and those of `more` for each state of each object.
-    fn compare<T: Clone + PartialEq>(
+    fn compare<T: Clone>(
         &mut self,
         kind: Kind,
         before: &mut Store<T>,
         after: &Store<T>,
+        is_equal: impl Fn(&Typed<T>, &Typed<T>) -> bool,
         more: impl Fn(&mut Self, &Typed<T>),
     ) {
-        before.differences(after, |entry| {
+        before.differences(after, is_equal, |entry| {
             let meta = &entry.object.meta;
             self.add_kind(kind, &meta.namespace);
             self.add(Input::Object(kind, &meta.namespace, &meta.name));
@@ -215,5 +225,49 @@ impl Changes<'_> {
 
     fn add(&mut self, input: Input<'_>) {
         self.inputs.push(self.hasher.hash_one(input));
+    }
+}
+
+/// Compares two Pods without their readiness, which no check reads and which changes at each rollout.
+fn is_equal_but_ready(one: &Typed<Pod>, other: &Typed<Pod>) -> bool {
+    one.meta == other.meta
+        && (one.spec == other.spec || Pod { ready: other.spec.ready, ..one.spec.clone() } == other.spec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POD: &str = "
+apiVersion: v1
+kind: Pod
+metadata: {name: a, namespace: shop, labels: {app: a}}
+spec: {serviceAccountName: a, containers: [{name: c, image: c}]}
+status: {podIP: 10.0.0.1, conditions: [{type: Ready, status: \"True\"}]}
+";
+    const GATEWAY: &str = "
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: edge, namespace: shop}
+spec: {selector: {app: a}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: ['*']}]}
+---
+";
+
+    fn world(pod: &str) -> World {
+        let mut world = World::new();
+        world.reset(crate::parse(&format!("{GATEWAY}{pod}"), "test.yaml").objects);
+        world
+    }
+
+    #[test]
+    fn readiness_repeats_no_check() {
+        let mut validator = Validator::default();
+        assert_eq!(validator.validate(&world(POD)), []);
+        validator.forget_changed(&world(&POD.replace("True", "False")));
+        assert_eq!(validator.kept.len(), 1, "the findings of the Gateway are kept");
+        let other = world(&POD.replace("app: a", "app: b"));
+        validator.forget_changed(&other);
+        assert_eq!(validator.kept.len(), 0);
+        assert_eq!(validator.validate(&other).len(), 1, "the Gateway selects no workload");
     }
 }
