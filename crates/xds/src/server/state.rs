@@ -59,11 +59,11 @@
 //!
 //! "Eventual consistency considerations" of the protocol, make before break:
 //! - Clusters and endpoints are sent before the listeners and routes that use them ([`Kind::ALL`]).
-//! - Removals of clusters and endpoints wait until listeners and routes that no longer refer to them are
-//!   acknowledged. In the state of the world this holds only while no cluster changes, because each response lists
-//!   all clusters.
-//! - Listeners and routes wait until the client has the endpoints of new clusters. No request is then routed to a
-//!   cluster that is not ready. The wait ends after a timeout, because some clients never request endpoints.
+//! - Removals of clusters and endpoints are sent after the listeners and routes that no longer refer to them. A client
+//!   applies responses in the order of the stream, so they may follow at once. In the state of the world this holds only
+//!   while no cluster changes, because each response lists all clusters.
+//! - Listeners and routes wait until the endpoints of new clusters are sent. No request is then routed to a cluster that
+//!   is not ready. The wait ends after a timeout, because some clients never request endpoints.
 
 mod delta;
 mod hosts;
@@ -144,7 +144,7 @@ pub(super) struct Session {
     subscriptions: [Subscription; Kind::ALL.len()],
     /// Generation of the last comparison; `None` after a request that may make something due.
     compared: Option<u64>,
-    /// New clusters whose endpoints the client does not have yet.
+    /// New clusters whose endpoints are not sent yet.
     holding: Vec<Arc<str>>,
     /// Generation in which `holding` was last checked against the snapshot.
     held: Option<u64>,
@@ -325,9 +325,7 @@ impl Session {
                 return Ok(pushes);
             }
         }
-        let settled = |kind: Kind| self.subscriptions[kind as usize].in_flight.is_none();
-        let referring = [Kind::Listener, Kind::Route, Kind::VirtualHost];
-        if !self.is_holding() && referring.into_iter().all(settled) {
+        if !self.is_holding() {
             for kind in [Kind::Cluster, Kind::Endpoint] {
                 self.push(kind, snapshot, true, &mut pushes)?;
             }
@@ -408,7 +406,7 @@ impl Session {
         Push { form: self.form, kind, number: self.nonce, resources, shared, removed }
     }
 
-    /// Returns true while the client does not have the endpoints of all new clusters.
+    /// Returns true while the endpoints of new clusters are not sent.
     fn holds(&mut self, snapshot: &Snapshot) -> bool {
         let endpoints = &self.subscriptions[Kind::Endpoint as usize];
         if self.held.replace(snapshot.generation()) != Some(snapshot.generation()) {
@@ -418,9 +416,7 @@ impl Session {
             };
             self.holding.retain(exists);
         }
-        if endpoints.in_flight.is_none() {
-            self.holding.retain(|name| !endpoints.is_sent(name));
-        }
+        self.holding.retain(|name| !endpoints.is_sent(name));
         if self.holding.is_empty() {
             // Frees the memory: the list may have held all clusters of a mesh.
             self.holding = Vec::new();

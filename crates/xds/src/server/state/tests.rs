@@ -191,14 +191,14 @@ fn clusters_are_sent_first_and_removed_last() {
         assert_eq!(exchange(&mut session, request, &before).len(), 1);
         assert_eq!(exchange(&mut session, ask(kind, nonce, &[]), &before), []);
     }
-    // The route waits for the endpoints of the new cluster. The removal of the old cluster waits for the route.
+    // The route follows the endpoints of the new cluster. The removal of the old cluster follows the route.
     assert_eq!(out(&mut session, &after), one(Cluster, 5, "new", ""));
     assert!(session.is_holding());
     assert_eq!(exchange(&mut session, ask(Cluster, 5, &[]), &after), []);
-    assert_eq!(exchange(&mut session, ask(Endpoint, 0, &["new"]), &after), one(Endpoint, 6, "new", ""));
-    assert_eq!(exchange(&mut session, ask(Endpoint, 6, &[]), &after), one(Route, 7, "r", ""));
-    let sent = exchange(&mut session, ask(Route, 7, &[]), &after);
-    assert_eq!(sent, [one(Cluster, 8, "", "old"), one(Endpoint, 9, "", "old")].concat());
+    let sent = exchange(&mut session, ask(Endpoint, 0, &["new"]), &after);
+    let expected = [one(Endpoint, 6, "new", ""), one(Route, 7, "r", ""), one(Cluster, 8, "", "old")];
+    assert_eq!(sent, expected.concat());
+    assert_eq!(exchange(&mut session, ask(Endpoint, 6, &[]), &after), one(Endpoint, 9, "", "old"));
 }
 
 #[test]
