@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
@@ -382,6 +382,8 @@ async fn observe(load: Load, standing: &RunningTopology) -> anyhow::Result<Measu
             outcome.refused
         );
     }
+    // Costs are for each response, so without one there is nothing to report.
+    ensure!(outcome.answered_in_window > 0, "no response arrived in the measured time");
     let names: Vec<&str> = parts.iter().map(|part| part.name.as_str()).collect();
     Ok(summarize(&outcome, &begin, &end, &names, &memory))
 }
@@ -394,7 +396,7 @@ fn summarize(
     memory: &[Memory],
 ) -> Measurement {
     let seconds = (end.at - begin.at) as f64 / 1e9;
-    let answers = outcome.answered_in_window.max(1) as f64;
+    let answers = outcome.answered_in_window as f64;
     let mut parts = BTreeMap::new();
     let client = end.client.saturating_sub(begin.client);
     parts.insert(

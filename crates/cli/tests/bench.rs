@@ -129,12 +129,13 @@ fn a_short_comparison_measures_every_kind_of_load_and_can_be_shown_again() {
     let runs = printed["runs"].as_array().unwrap();
     assert_eq!(runs.len(), 12);
     for run in runs {
-        assert!(run["error"].is_null(), "{run}");
-        let measurement = &run["measurement"];
-        let cost = measurement["parts"]["server-proxy"]["cpu_us_per_request"].as_f64();
         // On a busy machine, a second may pass without a response.
-        let is_measured = measurement["requests"] != 0;
-        assert!(run["peer"].is_null() || (cost.unwrap() > 0.0) == is_measured, "{run}");
+        if run["error"] == "no response arrived in the measured time" {
+            continue;
+        }
+        assert!(run["error"].is_null(), "{run}");
+        let cost = run["measurement"]["parts"]["server-proxy"]["cpu_us_per_request"].as_f64();
+        assert!(run["peer"].is_null() || cost.unwrap() > 0.0, "{run}");
         if run["setting"] == "full" {
             assert_eq!(run["measurement"]["resumed"], 0, "{run}");
         }

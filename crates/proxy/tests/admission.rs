@@ -353,7 +353,8 @@ async fn a_later_policy_ends_a_response_even_if_the_route_changed_the_request() 
     let endless = server(|_, mut client: Client| async move {
         client.head().await;
         client.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await;
-        while client.stream.write_all(b"1\r\nx\r\n").await.is_ok() {}
+        let chunk = [b"4000\r\n", &[b'x'; 0x4000][..], b"\r\n"].concat();
+        while client.stream.write_all(&chunk).await.is_ok() {}
     })
     .await;
     let clusters = snapshot(web(vec![]), vec![cluster(&[endless], None)]);
