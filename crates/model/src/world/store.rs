@@ -21,10 +21,9 @@ impl<T> Entry<T> {
     }
 }
 
-impl<T> Entry<T> {
-    /// Returns whether two entries have the same place and, by this comparison, the same object.
-    fn is_same(&self, other: &Self, is_equal: impl Fn(&Typed<T>, &Typed<T>) -> bool) -> bool {
-        let is_equal = Arc::ptr_eq(&self.object, &other.object) || is_equal(&self.object, &other.object);
+impl<T: PartialEq> Entry<T> {
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        let is_equal = Arc::ptr_eq(&self.object, &other.object) || self.object == other.object;
         is_equal && self.origin == other.origin
     }
 }
@@ -58,7 +57,7 @@ impl<T> Store<T> {
     pub(super) fn differences<'a>(
         &'a self,
         other: &'a Self,
-        is_equal: impl Fn(&Typed<T>, &Typed<T>) -> bool,
+        is_same: impl Fn(&Entry<T>, &Entry<T>) -> bool,
         mut each: impl FnMut(&'a Entry<T>),
     ) {
         if Arc::ptr_eq(&self.0, &other.0) {
@@ -71,9 +70,7 @@ impl<T> Store<T> {
                     continue;
                 }
                 let is_common = |(name, entry): &(&String, &Entry<T>)| {
-                    others
-                        .and_then(|others| others.get(*name))
-                        .is_some_and(|other| entry.is_same(other, &is_equal))
+                    others.and_then(|others| others.get(*name)).is_some_and(|other| is_same(entry, other))
                 };
                 names.iter().filter(|pair| !is_common(pair)).for_each(|(_, entry)| each(entry));
             }

@@ -8,10 +8,16 @@
 use std::{
     collections::HashMap,
     hash::{BuildHasher, RandomState},
+    sync::Arc,
 };
 
 use super::{
-    super::{World, hosts::fqdn, mesh_hosts, store::Store},
+    super::{
+        World,
+        hosts::fqdn,
+        mesh_hosts,
+        store::{Entry, Store},
+    },
     ObjectReport, Report,
     recorded::Input,
 };
@@ -130,7 +136,7 @@ impl Changes<'_> {
     fn find(&mut self, before: &mut World, after: &World) {
         macro_rules! compare {
             ($($store:ident $kind:ident),* $(,)?) => {
-                $(self.compare(Kind::$kind, &mut before.$store, &after.$store, PartialEq::eq, |_, _| {});)*
+                $(self.compare(Kind::$kind, &mut before.$store, &after.$store, Entry::is_same, |_, _| {});)*
             };
         }
         compare!(
@@ -147,7 +153,7 @@ impl Changes<'_> {
             Kind::Service,
             &mut before.services,
             &after.services,
-            PartialEq::eq,
+            Entry::is_same,
             |changes, service| {
                 changes.add_host(&service.fqdn());
                 for address in &service.spec.cluster_ips {
@@ -159,14 +165,14 @@ impl Changes<'_> {
             Kind::VirtualService,
             &mut before.virtual_services,
             &after.virtual_services,
-            PartialEq::eq,
+            Entry::is_same,
             |changes, rule| mesh_hosts(rule).iter().for_each(|host| changes.add_host(host)),
         );
         self.compare(
             Kind::DestinationRule,
             &mut before.destination_rules,
             &after.destination_rules,
-            PartialEq::eq,
+            Entry::is_same,
             |changes, rule| changes.add_host(&fqdn(&rule.spec.host, &rule.meta.namespace)),
         );
         before.mesh.clone_from(&after.mesh);
@@ -184,7 +190,7 @@ impl Changes<'_> {
             if known.is_empty() != templates.is_empty() {
                 self.add(Input::Any(Kind::Pod));
             }
-            self.compare(*kind, known, templates, PartialEq::eq, |changes, template| {
+            self.compare(*kind, known, templates, Entry::is_same, |changes, template| {
                 changes.add_kind(Kind::Pod, &template.meta.namespace);
             });
         }
@@ -196,10 +202,10 @@ impl Changes<'_> {
         kind: Kind,
         before: &mut Store<T>,
         after: &Store<T>,
-        is_equal: impl Fn(&Typed<T>, &Typed<T>) -> bool,
+        is_same: impl Fn(&Entry<T>, &Entry<T>) -> bool,
         more: impl Fn(&mut Self, &Typed<T>),
     ) {
-        before.differences(after, is_equal, |entry| {
+        before.differences(after, is_same, |entry| {
             let meta = &entry.object.meta;
             self.add_kind(kind, &meta.namespace);
             self.add(Input::Object(kind, &meta.namespace, &meta.name));
@@ -228,10 +234,12 @@ impl Changes<'_> {
     }
 }
 
-/// Compares two Pods without their readiness, which no check reads and which changes at each rollout.
-fn is_equal_but_ready(one: &Typed<Pod>, other: &Typed<Pod>) -> bool {
-    one.meta == other.meta
-        && (one.spec == other.spec || Pod { ready: other.spec.ready, ..one.spec.clone() } == other.spec)
+/// Compares two Pods by what checks read: neither their place in files nor their readiness, which changes at each
+/// rollout.
+fn is_equal_but_ready(one: &Entry<Pod>, other: &Entry<Pod>) -> bool {
+    let (one, other) = (&one.object, &other.object);
+    let is_equal = || Pod { ready: other.spec.ready, ..one.spec.clone() } == other.spec;
+    Arc::ptr_eq(one, other) || one.meta == other.meta && is_equal()
 }
 
 #[cfg(test)]
