@@ -176,8 +176,10 @@ where
             debug!("a client did not answer a PING in time");
             return Poll::Ready(Ok(()));
         }
-        // Calls are polled before and after HTTP/2, so that their data is read and written in the same poll. Thousands
-        // of other connections may be polled before the next one.
+        // Calls are polled before HTTP/2, so that their data is written in the same poll, and again if data was read or
+        // a call has begun. Thousands of other connections may be polled before the next poll.
+        let read_before = account.read.load(Relaxed);
+        let mut has_new_calls = false;
         calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
         // Reports that no call is left before the last response is written.
         rest(&calls, &mut busy);
@@ -193,12 +195,15 @@ where
                     }
                 };
                 lifetime.called(call.is_some());
-                busy |= call.is_some();
+                has_new_calls |= call.is_some();
                 calls.extend(call);
             }
         }
-        calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
-        rest(&calls, &mut busy);
+        busy |= has_new_calls;
+        if has_new_calls || account.read.load(Relaxed) != read_before {
+            calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
+            rest(&calls, &mut busy);
+        }
         while let Poll::Ready(due) = lifetime.poll(calls.is_empty(), cx) {
             if due == IdleAction::Close {
                 return Poll::Ready(Ok(()));
