@@ -73,6 +73,8 @@ struct KindLayer {
     former: [Option<EncodedSequence>; 2],
     /// All names.
     names: OnceLock<Arc<[Arc<str>]>>,
+    /// An edit of a client's list of names that gave the list of all names.
+    list_edit: OnceLock<ListEdit>,
     /// Built at the first lookup.
     aliases: OnceLock<AliasIndex>,
     /// The latest changes of aliases.
@@ -80,6 +82,22 @@ struct KindLayer {
     /// Names for which this layer is used instead of the layer below: it adds, replaces or hides them. With the first
     /// such generation; see [`overlay`].
     hides: BTreeMap<Arc<str>, u64>,
+}
+
+/// Addition or removal of sorted names.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum NameEdit<'a> {
+    Add(&'a [Arc<str>]),
+    Remove(&'a [Arc<str>]),
+}
+
+/// Edit of a list of names, and its result.
+#[derive(Clone, Debug)]
+struct ListEdit {
+    before: Arc<[Arc<str>]>,
+    removes: bool,
+    names: Box<[Arc<str>]>,
+    after: Arc<[Arc<str>]>,
 }
 
 #[derive(Clone, Debug)]
@@ -233,6 +251,23 @@ impl Layer {
     }
 }
 
+impl NameEdit<'_> {
+    fn parts(&self) -> (bool, &[Arc<str>]) {
+        match self {
+            Self::Add(names) => (false, names),
+            Self::Remove(names) => (true, names),
+        }
+    }
+}
+
+impl ListEdit {
+    /// Returns the result if this is the edit of that list.
+    fn result(&self, before: &Arc<[Arc<str>]>, edit: NameEdit<'_>) -> Option<&Arc<[Arc<str>]>> {
+        let is_same = Arc::ptr_eq(&self.before, before) && edit.parts() == (self.removes, &self.names);
+        is_same.then_some(&self.after)
+    }
+}
+
 impl KindLayer {
     /// Returns true if these edits turn the other layer into this one.
     fn results_from(
@@ -283,6 +318,7 @@ impl KindLayer {
             *former = encoded.take().or(former.take());
         }
         self.names = OnceLock::new();
+        self.list_edit = OnceLock::new();
         self.changes.push_back((generation, name));
         if self.changes.len() > REMEMBERED
             && let Some((generation, _)) = self.changes.pop_front()

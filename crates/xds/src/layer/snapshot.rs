@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::{Entry, KindLayer, Layer, MIN_ENCODED};
+use super::{Entry, KindLayer, Layer, ListEdit, MIN_ENCODED, NameEdit};
 use crate::{
     aliases::{AliasIndex, ChangedAliases},
     kind::Kind,
@@ -83,7 +83,9 @@ impl Snapshot {
     ) -> EncodedSequence {
         let of_kind = self.shared.of_kind(kind);
         let hides = &self.local.of_kind(kind).hides;
-        if of_kind.by_name.len() < MIN_ENCODED {
+        // Most responses carry a few changes. Hidden resources are not counted for them.
+        let min = of_kind.by_name.len().saturating_sub(hides.len());
+        if of_kind.by_name.len() < MIN_ENCODED || send.len() < min {
             return EncodedSequence::default();
         }
         let count = of_kind.by_name.len() - self.hidden(kind);
@@ -139,14 +141,12 @@ impl Snapshot {
     /// Returns the shared list of all names, if these names are equal to it; otherwise the same list.
     pub(crate) fn share_names(&self, kind: Kind, names: &Arc<[Arc<str>]>) -> Arc<[Arc<str>]> {
         let (local, shared) = (self.local.of_kind(kind), self.shared.of_kind(kind));
-        let is_replaced = local.hides.len() == local.by_name.len()
-            && local.by_name.keys().all(|name| shared.by_name.contains_key(name));
-        // The names of a namespace that hides or adds resources are a list of their own.
-        let of_kind = if is_replaced { shared } else { local };
+        let is_own = self.has_own_list(kind);
+        let of_kind = if is_own { local } else { shared };
         if let Some(known) = of_kind.names.get().filter(|known| *known == names) {
             return Arc::clone(known);
         }
-        if is_replaced {
+        if !is_own {
             let known = || shared.by_name.keys();
             let is_equal =
                 || names.len() == known().len() && names.iter().zip(known()).all(|(one, other)| one == other);
@@ -161,6 +161,37 @@ impl Snapshot {
             return Arc::clone(local.names.get_or_init(|| Arc::clone(names)));
         }
         Arc::clone(names)
+    }
+
+    /// Returns the result of an edit of a list of names, which `apply` makes, as [`Snapshot::share_names`] returns it.
+    /// After a change of the mesh, thousands of clients edit the same list in the same way, and only the first edit is
+    /// made.
+    pub(crate) fn edit_names(
+        &self,
+        kind: Kind,
+        before: &Arc<[Arc<str>]>,
+        edit: NameEdit<'_>,
+        apply: impl FnOnce() -> Arc<[Arc<str>]>,
+    ) -> Arc<[Arc<str>]> {
+        let layer = if self.has_own_list(kind) { &self.local } else { &self.shared };
+        let of_kind = layer.of_kind(kind);
+        if let Some(after) = of_kind.list_edit.get().and_then(|known| known.result(before, edit)) {
+            return Arc::clone(after);
+        }
+        let after = self.share_names(kind, &apply());
+        if of_kind.names.get().is_some_and(|all| Arc::ptr_eq(all, &after)) {
+            let (removes, names) = edit.parts();
+            let (before, after) = (Arc::clone(before), Arc::clone(&after));
+            _ = of_kind.list_edit.set(ListEdit { before, removes, names: names.into(), after });
+        }
+        after
+    }
+
+    /// Returns true if the list of all names is not that of the shared layer: the namespace adds or hides names.
+    fn has_own_list(&self, kind: Kind) -> bool {
+        let (local, shared) = (self.local.of_kind(kind), self.shared.of_kind(kind));
+        local.hides.len() != local.by_name.len()
+            || local.by_name.keys().any(|name| !shared.by_name.contains_key(name))
     }
 
     /// Returns the resource of each of some sorted names, and whether it changed after a generation.

@@ -68,8 +68,8 @@ fn open(
 fn unsubscribe(subscription: &mut Subscription, names: Vec<String>, snapshot: &Snapshot) {
     let kind = subscription.kind;
     let (before, wildcard) = (Arc::clone(&subscription.names.0), subscription.wildcard);
-    subscription.unsubscribe(&SubscribedNames(snapshot.intern(kind, names).0.into()));
-    let same = Arc::ptr_eq(&before, &subscription.names.0) && wildcard == subscription.wildcard;
+    subscription.unsubscribe(&SubscribedNames(snapshot.intern(kind, names).0.into()), snapshot);
+    let same = before == subscription.names.0 && wildcard == subscription.wildcard;
     if kind == Kind::VirtualHost && !(same && subscription.unconfirmed.0.is_empty()) {
         subscription.add_resolved_again(snapshot);
     }

@@ -146,7 +146,7 @@ impl Subscription {
     /// arrives.
     pub(super) fn add_resolved_again(&mut self, snapshot: &Snapshot) {
         let unconfirmed = std::mem::take(&mut self.unconfirmed);
-        self.unsubscribe(&unconfirmed);
+        self.unsubscribe(&unconfirmed, snapshot);
         self.lookups += self.resolved.len();
         let exists = |name: &str| snapshot.get(self.kind, name).is_some();
         let resolved = self.resolved.iter().filter(|(name, host)| !exists(name) && exists(host));

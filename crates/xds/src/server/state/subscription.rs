@@ -7,7 +7,14 @@ use std::{
 };
 
 use super::{WILDCARD, names::SubscribedNames};
-use crate::{interest::Interest, kind::Kind, layer::Snapshot, limits, resource::Resource, work};
+use crate::{
+    interest::Interest,
+    kind::Kind,
+    layer::{NameEdit, Snapshot},
+    limits,
+    resource::Resource,
+    work,
+};
 
 /// Subscription of one stream to one resource type.
 #[derive(Debug)]
@@ -169,8 +176,7 @@ impl Subscription {
         }
         self.names_changed = true;
         self.new_names.extend(named.iter().cloned());
-        self.names.extend(named.iter().cloned());
-        self.names.0 = snapshot.share_names(kind, &self.names.0);
+        self.edit_names(NameEdit::Add(&named), snapshot);
         self.resend.extend(resend);
         if kind == Kind::VirtualHost {
             let hosts = self.resolve(&named, snapshot);
@@ -186,14 +192,27 @@ impl Subscription {
         }
     }
 
+    fn edit_names(&mut self, edit: NameEdit<'_>, snapshot: &Snapshot) {
+        let before = &self.names.0;
+        let apply = || {
+            let mut after = SubscribedNames(Arc::clone(before));
+            match edit {
+                NameEdit::Add(names) => after.extend(names.iter().cloned()),
+                NameEdit::Remove(names) => after.remove(names),
+            }
+            after.0
+        };
+        self.names.0 = snapshot.edit_names(self.kind, before, edit, apply);
+    }
+
     /// Removes names, which are sorted.
-    pub(super) fn unsubscribe(&mut self, names: &SubscribedNames) {
+    pub(super) fn unsubscribe(&mut self, names: &SubscribedNames, snapshot: &Snapshot) {
         if names.contains(WILDCARD) {
             self.wildcard = false;
             self.all = false;
             self.missing_names.clear();
         }
-        self.names.remove(&names.0);
+        self.edit_names(NameEdit::Remove(&names.0), snapshot);
         self.unconfirmed.remove(&names.0);
         self.unknown.remove(&names.0);
         self.resolved.retain(|name, _| !names.contains(name));

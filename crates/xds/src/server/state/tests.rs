@@ -9,6 +9,7 @@ use crate::{
 };
 
 mod authorities;
+mod lists;
 mod protocol;
 mod work;
 
@@ -229,8 +230,8 @@ fn clusters_without_endpoints_do_not_delay_the_first_generation() {
     exchange(&mut session, ask(Cluster, 0, &[]), &world);
     exchange(&mut session, ask(Cluster, 1, &[]), &world);
     exchange(&mut session, ask(Listener, 0, &[]), &world);
-    exchange(&mut session, ask(Endpoint, 0, &["a"]), &world);
-    assert_eq!(exchange(&mut session, ask(Endpoint, 2, &[]), &world), one(Listener, 3, "l", ""));
+    let sent = exchange(&mut session, ask(Endpoint, 0, &["a"]), &world);
+    assert_eq!(sent, [one(Endpoint, 2, "a", ""), one(Listener, 3, "l", "")].concat());
 }
 
 #[test]
@@ -481,64 +482,6 @@ fn remembered_hosts_are_sent_with_the_catch_all_to_a_new_client() {
     // A client that subscribes to all hosts is sent no remembered ones.
     let mut session = Session::new(Form::Delta, Arc::default(), remembered);
     assert_eq!(exchange(&mut session, ask(kind, 0, &["80"]), &world), one(kind, 1, "80/a:80,80/b:80", ""));
-}
-
-#[test]
-fn unknown_names_are_counted_while_they_are_held() {
-    let world = resources(&[(Endpoint, "a", b"1"), (Endpoint, "b", b"1")]);
-    let cost = |names: &[&str]| names.iter().map(|name| limits::name_cost(name)).sum::<usize>();
-    for form in [Form::Delta, Form::Sotw] {
-        let mut session = Session::new(form, Arc::default(), Arc::default());
-        exchange(&mut session, ask(Endpoint, 0, &["a", "b", "none", "never"]), &world);
-        assert_eq!(session.name_bytes(), cost(&["none", "never"]), "{form:?}");
-        let less = if form == Form::Delta {
-            SubscriptionRequest { unsubscribe: vec!["none".into(), "a".into()], ..ask(Endpoint, 1, &[]) }
-        } else {
-            ask(Endpoint, 1, &["b", "never"])
-        };
-        exchange(&mut session, less, &world);
-        assert_eq!(session.name_bytes(), cost(&["never"]), "{form:?}");
-    }
-    // A name in the client's versions that no resource has is held until its removal is sent.
-    let mut session = Session::new(Form::Delta, Arc::default(), Arc::default());
-    let have = ["lost", "a"].map(|name| (name.to_owned(), "1".to_owned())).into();
-    let all = SubscriptionRequest { have, ..ask(Endpoint, 0, &["*"]) };
-    assert_eq!(exchange(&mut session, all, &world), one(Endpoint, 1, "a,b", ""));
-    assert_eq!(session.name_bytes(), cost(&["lost", "*"]));
-    assert_eq!(exchange(&mut session, ask(Endpoint, 1, &[]), &world), one(Endpoint, 2, "", "lost"));
-    exchange(&mut session, ask(Endpoint, 2, &[]), &world);
-    assert_eq!(session.name_bytes(), cost(&["*"]));
-}
-
-#[test]
-fn lists_of_names_are_counted_without_shared_ones() {
-    const MANY: usize = 1_000;
-    const PLACE: usize = size_of::<Arc<str>>();
-    let all: Vec<_> = (0..MANY).map(|number| format!("name-{number:04}")).collect();
-    let mut resources = Resources::default();
-    for name in &all {
-        resources.insert(Resource::from_body(Endpoint, name, Bytes::from_static(b"1")));
-    }
-    let mut world = World::default();
-    world.0.replace(1, &resources);
-    for form in [Form::Delta, Form::Sotw] {
-        let stream = |names: &[String]| {
-            let mut session = Session::new(form, Arc::default(), Arc::default());
-            let first = SubscriptionRequest { names: names.to_vec(), ..ask(Endpoint, 0, &[]) };
-            session.request(first, &world.now(), &mut |_| {});
-            assert!(session.list_bytes() >= names.len() * PLACE, "{form:?}: they are to be sent");
-            session.pushes(&world.now()).unwrap();
-            session
-        };
-        let some: Vec<_> = (0..2).map(|_| stream(&all[1..])).collect();
-        assert!(
-            some.iter().all(|stream| stream.list_bytes() == (MANY - 1) * PLACE),
-            "{form:?}: each has its own"
-        );
-        let whole: Vec<_> = (0..100).map(|_| stream(&all)).collect();
-        let sum = whole.iter().map(Session::list_bytes).sum::<usize>();
-        assert!(sum <= MANY * PLACE, "{form:?}: {sum} for a shared list");
-    }
 }
 
 #[test]

@@ -228,25 +228,26 @@ fn state_of_the_world_clusters_are_sent_first_and_removed_last() {
         assert_eq!(exchange(&mut session, request, &before).len(), 1);
         assert_eq!(exchange(&mut session, ask(kind, nonce, &names), &before), []);
     }
-    // Listeners and routes wait for the endpoints of the new cluster.
+    // Listeners and routes follow the endpoints of the new cluster.
     assert_eq!(out(&mut session, &both), one(Cluster, 5, "new,old", ""));
     assert!(session.is_holding());
     assert_eq!(exchange(&mut session, ask(Cluster, 5, &[]), &both), []);
-    let endpoints = exchange(&mut session, ask(Endpoint, 2, &["new", "old"]), &both);
-    assert_eq!(endpoints, one(Endpoint, 6, "new,old", ""));
-    let rest = exchange(&mut session, ask(Endpoint, 6, &["new", "old"]), &both);
-    assert_eq!(rest, [one(Listener, 7, "l", ""), one(Route, 8, "r", "")].concat());
+    let sent = exchange(&mut session, ask(Endpoint, 2, &["new", "old"]), &both);
+    let expected = [one(Endpoint, 6, "new,old", ""), one(Listener, 7, "l", ""), one(Route, 8, "r", "")];
+    assert_eq!(sent, expected.concat());
+    assert_eq!(exchange(&mut session, ask(Endpoint, 6, &["new", "old"]), &both), []);
     exchange(&mut session, ask(Listener, 7, &[]), &both);
     exchange(&mut session, ask(Route, 8, &["r"]), &both);
-    // The removal of a cluster waits for the routes that no longer refer to it.
+    // The removal of a cluster follows the route that no longer refers to it.
     let after = both.then(&[
         (Cluster, "new", b"1"),
         (Endpoint, "new", b"1"),
         (Listener, "l", b"2"),
         (Route, "r", b"3"),
     ]);
-    assert_eq!(out(&mut session, &after), one(Route, 9, "r", ""));
-    assert_eq!(exchange(&mut session, ask(Route, 9, &["r"]), &after), one(Cluster, 10, "new", ""));
+    let sent = out(&mut session, &after);
+    assert_eq!(sent, [one(Route, 9, "r", ""), one(Cluster, 10, "new", "")].concat());
+    assert_eq!(exchange(&mut session, ask(Route, 9, &["r"]), &after), []);
     assert_eq!(exchange(&mut session, ask(Cluster, 10, &[]), &after), []);
     assert_eq!(exchange(&mut session, ask(Endpoint, 6, &["new"]), &after), []);
 }
