@@ -8,7 +8,7 @@
 //! round every peer has one turn for each setting. [`topology`] runs a turn: a server ([`serve`]), the sidecars
 //! ([`peers`]) with their access logs ([`access_log`], [`collect`]), and the load ([`load`]). [`accounting`] reads the kernel's figures of each process. [`report`] writes
 //! the result file and its tables. [`scenario`] runs the same turns as a file describes them, and compares and draws
-//! their results.
+//! their results; it also measures the generation of configuration ([`generation`]).
 
 // The standard macros panic when the reader closes the output; `skysail_core::stdio` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -31,6 +31,7 @@ mod topology;
 
 mod access_log;
 mod collect;
+mod generation;
 mod load;
 mod peers;
 mod relay;

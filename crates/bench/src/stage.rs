@@ -8,7 +8,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail, ensure};
 use skysail_core::stdio;
 use tempfile::TempDir;
 use time::OffsetDateTime;
@@ -84,6 +84,32 @@ impl Environment {
         Peer::choose(&selected, usual, &places)
     }
 
+    /// Fails if an option selects another program than this one, whose functions a benchmark measures in process. Peers
+    /// that are left out are named.
+    pub(crate) fn check_in_process(&self, benchmark: &str) -> anyhow::Result<()> {
+        if let Some(program) = &self.skysail {
+            bail!(
+                "{benchmark}: --skysail {}: the benchmark measures functions of the program that runs it; run it with that \
+                 program instead",
+                program.display()
+            );
+        }
+        let others: Vec<&str> =
+            self.peers.iter().filter(|peer| **peer != Peer::Skysail).map(|peer| peer.name()).collect();
+        ensure!(
+            self.peers.is_empty() || others.len() < self.peers.len(),
+            "{benchmark}: --peers {}: the benchmark has no peer but skysail; add it, or leave --peers out",
+            others.join(",")
+        );
+        if !others.is_empty() {
+            stdio::print_error(format_args!(
+                "{benchmark}: without {}, which has no such functions",
+                others.join(", ")
+            ));
+        }
+        Ok(())
+    }
+
     /// Observes the load of other processes, and enters the environment of the turns.
     ///
     /// # Errors
@@ -145,6 +171,13 @@ pub(crate) fn enter_network() -> Machine {
         stdio::print_error(format_args!("continuing without a network namespace of its own: {error}"));
     }
     machine(Some("this benchmark does not use SCHED_RR"), &network, Some(foreign_load))
+}
+
+/// Observes the load of other processes. Returns a description of the machine for benchmarks that use no network.
+pub(crate) fn observe_machine() -> Machine {
+    let foreign_load = foreign_load::observe();
+    let described = machine(Some("this benchmark does not use SCHED_RR"), &Ok(()), Some(foreign_load));
+    Machine { network: "not used".to_owned(), ..described }
 }
 
 /// Returns a description of the machine. `no_realtime` is the reason why there is no real-time scheduling.

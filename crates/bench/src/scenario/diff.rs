@@ -9,15 +9,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use serde::Serialize;
 use skysail_core::stdio;
 
 use super::{
     ScenarioResult,
     format::{Figure, MAX_ROUNDS},
+    generation,
     rank::{self, RankTest, Stratum},
-    read,
+    study::{AnyResult, read},
 };
 use crate::{
     layout::{self, TextTable},
@@ -40,15 +41,15 @@ pub(crate) struct DiffArgs {
 
     /// Compare ratios to this peer in the same round, which cancel the speed of the machine.
     #[arg(long, value_name = "PEER", value_enum)]
-    relative_to: Option<Peer>,
+    pub(super) relative_to: Option<Peer>,
 
     /// Minimum change of the median, in percent.
     #[arg(long, value_name = "PERCENT", default_value_t = 5.0, value_parser = threshold)]
-    threshold: f64,
+    pub(super) threshold: f64,
 
     /// Minimum confidence that a change is not by chance, in percent.
     #[arg(long, value_name = "PERCENT", default_value_t = 99.0, value_parser = confidence)]
-    confidence: f64,
+    pub(super) confidence: f64,
 
     /// Output format.
     #[arg(long, value_name = "FORM", value_enum, default_value_t = Output::Table)]
@@ -72,7 +73,7 @@ pub(super) enum Verdict {
 
 impl Verdict {
     /// Returns the text in tables.
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Better => "better",
             Self::Same => "same",
@@ -84,7 +85,7 @@ impl Verdict {
     }
 
     /// Returns true if a result lacks the figure.
-    fn is_incomplete(self) -> bool {
+    pub(super) fn is_incomplete(self) -> bool {
         matches!(self, Self::OnlyInA | Self::OnlyInB | Self::InNeither)
     }
 }
@@ -128,16 +129,35 @@ pub(super) struct FigureChange {
 pub(crate) fn diff(args: &DiffArgs) -> anyhow::Result<bool> {
     let of =
         |file: &Path| read(file)?.with_context(|| format!("{} is not a result of bench run", file.display()));
-    let (first, second) = (of(&args.first)?, of(&args.second)?);
-    let rows = compare(&first, &second, args.relative_to, (args.threshold, args.confidence))?;
-    for difference in differences(&first, &second) {
-        stdio::print_error(difference);
+    match (of(&args.first)?, of(&args.second)?) {
+        (AnyResult::Traffic(first), AnyResult::Traffic(second)) => {
+            let rows = compare(&first, &second, args.relative_to, (args.threshold, args.confidence))?;
+            for difference in differences(&first, &second) {
+                stdio::print_error(difference);
+            }
+            args.print(&rows, || text(&rows, args))?;
+            Ok(is_accepted(&rows))
+        }
+        (AnyResult::Generation(first), AnyResult::Generation(second)) => {
+            generation::diff(args, &first, &second)
+        }
+        _ => bail!("A and B are results of different studies; compare results of the same scenario"),
     }
-    match args.output {
-        Output::Table => stdio::print(text(&rows, args))?,
-        Output::Json => stdio::print(serde_json::to_string_pretty(&rows)?)?,
+}
+
+impl DiffArgs {
+    /// Prints rows as JSON, or the text of their table.
+    pub(super) fn print<R: Serialize>(
+        &self,
+        rows: &[R],
+        table: impl FnOnce() -> String,
+    ) -> anyhow::Result<()> {
+        match self.output {
+            Output::Table => stdio::print(table())?,
+            Output::Json => stdio::print(serde_json::to_string_pretty(rows)?)?,
+        }
+        Ok(())
     }
-    Ok(is_accepted(&rows))
 }
 
 /// Returns true if no figure of skysail is worse, and no figure on which the scenario has a limit is missing.
@@ -250,15 +270,25 @@ fn strata(
 }
 
 /// Returns the comparison at the numbers of connections at which both results have the figure.
-fn row(
-    series: Series,
-    figure: &Figure,
-    strata: &[(usize, Stratum)],
-    (threshold, needed): (f64, f64),
-) -> Option<DiffRow> {
+fn row(series: Series, figure: &Figure, strata: &[(usize, Stratum)], bounds: (f64, f64)) -> Option<DiffRow> {
     let common = strata.iter().filter(|(_, one)| !one.first.is_empty() && !one.second.is_empty());
     let (connections, strata): (Vec<usize>, Vec<Stratum>) = common.cloned().unzip();
-    let RankTest { p, least_p } = rank::test(&strata)?;
+    let (verdict, change) = judge(&strata, bounds)?;
+    Some(DiffRow {
+        series,
+        metric: figure.metric,
+        title: figure.title,
+        verdict,
+        connections,
+        has_limit: false,
+        change: Some(change),
+    })
+}
+
+/// Compares a figure in the strata. `threshold` and `needed` are the minimum change and confidence, in percent. Returns
+/// `None` if no stratum has values of both results.
+pub(super) fn judge(strata: &[Stratum], (threshold, needed): (f64, f64)) -> Option<(Verdict, FigureChange)> {
+    let RankTest { p, least_p } = rank::test(strata)?;
     let ratio = |stratum: &Stratum| {
         let [a, b] = [&stratum.first, &stratum.second].map(|values| report::spread(values.clone()));
         let (a, b) = (a?.median, b?.median);
@@ -274,16 +304,7 @@ fn row(
         true => Verdict::Worse,
         false => Verdict::Better,
     };
-    let change = FigureChange { ratio, confidence, greatest_confidence: 100.0 * (1.0 - least_p) };
-    Some(DiffRow {
-        series,
-        metric: figure.metric,
-        title: figure.title,
-        verdict,
-        connections,
-        has_limit: false,
-        change: Some(change),
-    })
+    Some((verdict, FigureChange { ratio, confidence, greatest_confidence: 100.0 * (1.0 - least_p) }))
 }
 
 /// Returns a row each for the numbers of connections at which B, A, or both lack the figure.
@@ -327,26 +348,8 @@ fn text(rows: &[DiffRow], args: &DiffArgs) -> String {
         ]
     };
     let table = TextTable { head, rows: rows.iter().map(line).collect() };
-    let mut lines = vec![format!(
-        "B / A: ratio of the medians, and its range over the numbers of connections; less is better. A figure is better or \
-         worse if it changed by at least {} % with a confidence of at least {} % (stratified Mann-Whitney test, two-sided), \
-         otherwise the same. Each figure is tested separately, so some of many figures differ by chance.",
-        args.threshold, args.confidence
-    )];
-    if rows.iter().any(|row| row.verdict.is_incomplete()) {
-        lines.push(
-            "only in A, only in B, in neither: a result lacks the figure at these numbers of connections, because all its \
-             turns failed or were not taken."
-                .to_owned(),
-        );
-    }
-    let is_short = |change: &FigureChange| change.greatest_confidence < args.confidence;
-    if rows.iter().any(|row| row.change.as_ref().is_some_and(is_short)) {
-        lines.push(format!(
-            "Some figures have too few rounds for a confidence of {} %; measure more rounds.",
-            args.confidence
-        ));
-    }
+    let outcomes: Vec<_> = rows.iter().map(|row| (row.verdict, row.change)).collect();
+    let mut lines = explain(&outcomes, args, "numbers of connections");
     if args.relative_to.is_none()
         && rows.iter().any(|row| {
             row.series.peer != Some(Peer::Skysail) && matches!(row.verdict, Verdict::Better | Verdict::Worse)
@@ -359,6 +362,34 @@ fn text(rows: &[DiffRow], args: &DiffArgs) -> String {
     }
     let lines: Vec<String> = lines.iter().map(|line| layout::paragraph(line)).collect();
     format!("{}\n\n{}\n", table.markdown(3), lines.join("\n"))
+}
+
+/// Returns the explanations of verdicts. `strata` names what the ratio and missing figures refer to.
+pub(super) fn explain(
+    outcomes: &[(Verdict, Option<FigureChange>)],
+    args: &DiffArgs,
+    strata: &str,
+) -> Vec<String> {
+    let mut lines = vec![format!(
+        "B / A: ratio of the medians, and its range over the {strata}; less is better. A figure is better or \
+         worse if it changed by at least {} % with a confidence of at least {} % (stratified Mann-Whitney test, two-sided), \
+         otherwise the same. Each figure is tested separately, so some of many figures differ by chance.",
+        args.threshold, args.confidence
+    )];
+    if outcomes.iter().any(|(verdict, _)| verdict.is_incomplete()) {
+        lines.push(format!(
+            "only in A, only in B, in neither: a result lacks the figure at these {strata}, because all its turns failed or \
+             were not taken."
+        ));
+    }
+    let is_short = |change: &FigureChange| change.greatest_confidence < args.confidence;
+    if outcomes.iter().any(|(_, change)| change.as_ref().is_some_and(is_short)) {
+        lines.push(format!(
+            "Some figures have too few rounds for a confidence of {} %; measure more rounds.",
+            args.confidence
+        ));
+    }
+    lines
 }
 
 fn threshold(text: &str) -> Result<f64, String> {

@@ -1,36 +1,49 @@
-//! The format of a scenario: topologies, configuration, load, peers, what to measure, acceptance.
+//! The format of a scenario of traffic: topologies, configuration, load, peers, what to measure, acceptance.
 //!
 //! A scenario has no property of a machine, so the same file can describe a run on another machine. Every value has
 //! bounds. An error names the file, the line, the field and the remedy.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, path::PathBuf};
 
-use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
-use skysail_yaml::{Node, Value};
+use skysail_yaml::Node;
 
+use super::document::{Checked, decode, distinct, ensure, heading, message, text, within};
 use crate::{
     access_log::{self, AccessLog},
     peers::Peer,
     report::{LatencySettings, Series},
-    results,
     topology::Topology,
 };
 
-/// Maximum size of a file in bytes.
-const MAX_FILE: u64 = 1 << 20;
 /// Maximum number of connections of a turn.
 const MAX_CONNECTIONS: usize = 4_096;
 /// Maximum number of rounds; `bench diff` computes exact probabilities up to it.
 pub(super) const MAX_ROUNDS: u32 = 30;
 
-/// A scenario.
+/// What a scenario studies. It decides on the other fields.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Study {
+    /// Requests through sidecars: this format.
+    #[default]
+    Traffic,
+    /// Generation of configuration.
+    Generation,
+}
+
+impl Study {
+    fn is_traffic(&self) -> bool {
+        *self == Self::Traffic
+    }
+}
+
+/// A scenario of traffic.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Scenario {
+    #[serde(default, skip_serializing_if = "Study::is_traffic")]
+    study: Study,
     /// Name of the result files: lower-case letters, digits and hyphens.
     pub(super) name: String,
     pub(super) title: String,
@@ -109,7 +122,7 @@ pub(super) struct Figure {
     pub(super) digits: usize,
 }
 
-const fn figure(metric: &'static str, title: &'static str, unit: f64, digits: usize) -> Figure {
+pub(super) const fn figure(metric: &'static str, title: &'static str, unit: f64, digits: usize) -> Figure {
     Figure { metric, title, unit, digits }
 }
 
@@ -186,10 +199,19 @@ pub(super) struct Limit {
 /// Sizes in which a scenario can run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Sizes {
-    pub(super) default: RunSize,
+pub(super) struct Sizes<S = RunSize> {
+    pub(super) default: S,
     /// A run of a few seconds that checks the scenario itself. Its figures are not meaningful.
-    pub(super) tiny: RunSize,
+    pub(super) tiny: S,
+}
+
+impl<S> Sizes<S> {
+    pub(super) fn of(&self, name: SizeName) -> &S {
+        match name {
+            SizeName::Default => &self.default,
+            SizeName::Tiny => &self.tiny,
+        }
+    }
 }
 
 /// Name of a size.
@@ -259,52 +281,16 @@ impl Limit {
 }
 
 impl Scenario {
-    /// Reads a file.
-    ///
-    /// # Errors
-    /// The file cannot be read, is not one YAML document, or has an unknown, missing or repeated field or a value out
-    /// of bounds. The message names the line and the field.
-    pub(super) fn read(file: &Path) -> anyhow::Result<Self> {
-        let text = results::read_text(file, MAX_FILE).with_context(|| {
-            format!(
-                "cannot read the scenario {}; name a YAML file, such as those in benchmarks/scenarios",
-                file.display()
-            )
-        })?;
-        Self::parse(&text).map_err(|error| anyhow::anyhow!("{}:{error}", file.display()))
-    }
-
-    /// Parses a text. An error begins with the number of the line.
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let mut documents = skysail_yaml::documents(text);
-        let document = documents.next().ok_or("1: the file is empty; write the fields of a scenario")?;
-        if let Some(second) = documents.next() {
-            return Err(format!(
-                "{}: a second document; write each scenario to a file of its own",
-                second.line
-            ));
-        }
-        if let Some((field, line, first)) = document.duplicates.first() {
-            return Err(format!("{line}: {field}: also on line {first}; remove one of them"));
-        }
-        let root = document
-            .root
-            .map_err(|error| format!("{}: {}; correct the syntax", error.line, error.message))?;
-        let scenario: Self = serde_path_to_error::deserialize(root.to_json()).map_err(|error| {
-            let field = error.path().to_string();
-            let reason = error.into_inner().to_string();
-            message(&root, &field, &reason)
-        })?;
-        scenario.check().map_err(|(field, reason)| message(&root, &field, &reason))?;
+    /// Checks the fields of a document. An error begins with the number of the line.
+    pub(super) fn of(root: &Node) -> Result<Self, String> {
+        let scenario: Self = decode(root)?;
+        scenario.check().map_err(|(field, reason)| message(root, &field, &reason))?;
         Ok(scenario)
     }
 
     /// Returns the settings of a run. `rounds` replaces the number in the file.
     pub(super) fn settings(&self, size: SizeName, rounds: Option<u32>) -> LatencySettings {
-        let size = match size {
-            SizeName::Default => &self.sizes.default,
-            SizeName::Tiny => &self.sizes.tiny,
-        };
+        let size = self.sizes.of(size);
         LatencySettings {
             topologies: self.topologies.clone(),
             connections: size.connections.as_ref().unwrap_or(&self.load.connections).clone(),
@@ -324,15 +310,8 @@ impl Scenario {
     }
 
     /// Checks the bounds. An error has the field and the reason.
-    fn check(&self) -> Result<(), (String, String)> {
-        let is_name = |character: char| matches!(character, 'a'..='z' | '0'..='9' | '-');
-        ensure(
-            !self.name.is_empty() && self.name.len() <= 64 && self.name.chars().all(is_name),
-            "name",
-            || "must be 1 to 64 lower-case letters, digits and hyphens".to_owned(),
-        )?;
-        text("title", &self.title, 100)?;
-        text("question", &self.question, 500)?;
+    fn check(&self) -> Checked {
+        heading(&self.name, &self.title, &self.question)?;
         distinct("topologies", &self.topologies, Topology::ALL.len())?;
         distinct("peers", &self.peers, 5)?;
         distinct("measure", &self.measure, Measure::ALL.len())?;
@@ -359,7 +338,7 @@ impl Scenario {
         self.check_published()
     }
 
-    fn check_access_logs(&self) -> Result<(), (String, String)> {
+    fn check_access_logs(&self) -> Checked {
         let logs = &self.configuration.access_logs;
         distinct("configuration.access_logs", logs, AccessLog::ALL.len())?;
         let needs_none = self.measure.contains(&Measure::AccessLog);
@@ -390,7 +369,7 @@ impl Scenario {
         refused.map_or(Ok(()), |(_, reason)| Err(anyhow::anyhow!("{}: --peers: {reason}", self.name)))
     }
 
-    fn check_acceptance(&self) -> Result<(), (String, String)> {
+    fn check_acceptance(&self) -> Checked {
         within("acceptance.failed_percent", self.acceptance.failed_percent, 0.0, 100.0)?;
         for (index, limit) in self.acceptance.limits.iter().enumerate() {
             let field = |field: &str| format!("acceptance.limits[{index}].{field}");
@@ -413,7 +392,7 @@ impl Scenario {
         Ok(())
     }
 
-    fn check_published(&self) -> Result<(), (String, String)> {
+    fn check_published(&self) -> Checked {
         for (index, published) in self.published.iter().enumerate() {
             text(&format!("published[{index}].system"), &published.system, 60)?;
             text(&format!("published[{index}].source"), &published.source, 500)?;
@@ -427,47 +406,6 @@ impl Scenario {
         }
         Ok(())
     }
-}
-
-/// Returns an error with the line of the field. A field that is missing has the line of the object that lacks it.
-fn message(root: &Node, field: &str, reason: &str) -> String {
-    let (mut node, mut line) = (root, root.line);
-    for part in field.split(['.', '[', ']']).filter(|part| !part.is_empty()) {
-        let inner = match &node.value {
-            Value::Map(entries) => {
-                entries.iter().find(|entry| entry.key == part).map(|entry| (entry.line, &entry.value))
-            }
-            Value::List(items) => {
-                part.parse().ok().and_then(|at: usize| items.get(at)).map(|item| (item.line, item))
-            }
-            _ => None,
-        };
-        let Some((at, inner)) = inner else { break };
-        (line, node) = (at, inner);
-    }
-    let field = if field.is_empty() || field == "." { String::new() } else { format!("{field}: ") };
-    format!("{line}: {field}{reason}; docs/scenarios.md has the format")
-}
-
-type Checked = Result<(), (String, String)>;
-
-fn ensure(is_valid: bool, field: &str, reason: impl FnOnce() -> String) -> Checked {
-    if is_valid { Ok(()) } else { Err((field.to_owned(), reason())) }
-}
-
-fn within(field: &str, value: f64, min: f64, max: f64) -> Checked {
-    ensure((min..=max).contains(&value), field, || format!("{value} must be from {min} to {max}"))
-}
-
-fn text(field: &str, text: &str, max: usize) -> Checked {
-    let length = text.trim().chars().count();
-    ensure((1..=max).contains(&length), field, || format!("must have 1 to {max} characters, has {length}"))
-}
-
-fn distinct<T: PartialEq>(field: &str, values: &[T], max: usize) -> Checked {
-    let is_repeated = |index: usize| values[..index].contains(&values[index]);
-    let is_valid = (1..=max).contains(&values.len()) && !(0..values.len()).any(is_repeated);
-    ensure(is_valid, field, || format!("must have 1 to {max} values, each once"))
 }
 
 fn connections(field: &str, numbers: &[usize]) -> Checked {

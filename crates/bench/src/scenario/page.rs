@@ -1,6 +1,7 @@
 //! `skysail bench report`: results of `bench run` as one self-contained HTML page.
 
 use std::{
+    collections::BTreeMap,
     fmt::Write as _,
     fs,
     path::{Path, PathBuf},
@@ -12,9 +13,17 @@ use skysail_core::stdio;
 use super::{
     ScenarioResult, csv, figures,
     format::{Measure, Published, SizeName},
-    read, table,
+    generation,
+    study::{AnyResult, read},
+    table,
 };
-use crate::{html, plot::escape, results, topology::Topology};
+use crate::{
+    html,
+    plot::escape,
+    report::{Machine, Program},
+    results,
+    topology::Topology,
+};
 
 /// Settings of `skysail bench report`.
 #[derive(Clone, Debug, clap::Args)]
@@ -49,12 +58,21 @@ pub(crate) fn page(args: &PageArgs) -> anyhow::Result<()> {
         );
         all.extend(found);
     }
+    ensure!(
+        args.istio_csv.is_empty() || all.iter().any(|result| matches!(result, AnyResult::Traffic(_))),
+        "--istio-csv: no result is one of traffic, to which its rows belong; leave the option out"
+    );
     let mut body = "<h1>Skysail benchmarks</h1>".to_owned();
     let mut figures = 0;
     for result in &all {
-        let further: anyhow::Result<Vec<_>> =
-            args.istio_csv.iter().map(|file| csv::read(file, &result.report.settings)).collect();
-        body.push_str(&section(result, &further?.concat(), &mut figures));
+        match result {
+            AnyResult::Traffic(result) => {
+                let further: anyhow::Result<Vec<_>> =
+                    args.istio_csv.iter().map(|file| csv::read(file, &result.report.settings)).collect();
+                body.push_str(&section(result, &further?.concat(), &mut figures));
+            }
+            AnyResult::Generation(result) => body.push_str(&generation::section(result, &mut figures)),
+        }
     }
     fs::write(&args.html, html::document("Skysail benchmarks", &body))
         .with_context(|| format!("cannot write {}", args.html.display()))?;
@@ -63,7 +81,7 @@ pub(crate) fn page(args: &PageArgs) -> anyhow::Result<()> {
 }
 
 /// Returns the results of `bench run` in a folder, by file name.
-fn results_in(folder: &Path) -> anyhow::Result<Vec<ScenarioResult>> {
+fn results_in(folder: &Path) -> anyhow::Result<Vec<AnyResult>> {
     let entries = fs::read_dir(folder)
         .with_context(|| format!("cannot read {}; name a folder of results", folder.display()))?;
     let mut files: Vec<PathBuf> =
@@ -96,27 +114,53 @@ pub(super) fn section(result: &ScenarioResult, further: &[Published], figures: &
     }
     let explained = table::legend(result).into_iter().chain(table::sources(result, further));
     text.push_str(&html::list(explained));
-    let missing = missing(result);
-    if !missing.is_empty() {
-        let _ = write!(text, "<h3>Missing or not accepted</h3>{}", html::list(missing));
-    }
+    text.push_str(&not_accepted(missing(result)));
     text
 }
 
-fn heading(result: &ScenarioResult) -> String {
-    let ScenarioResult { scenario, report, .. } = result;
-    let commit = report.commit.as_deref().unwrap_or("unknown");
-    let versions = report.peers.iter().map(|(name, program)| format!("{name}: {}", program.version));
-    format!(
-        "<h2>{}</h2><p>{}</p><p>Skysail {}, commit {}, {}. {}.</p>{}",
-        escape(&scenario.title),
-        escape(&scenario.question),
-        escape(&report.version),
-        escape(commit),
-        html::date(report.started),
-        escape(&html::machine(&report.machine)),
-        html::list(versions)
-    )
+/// Returns the list of missing turns and of conditions that were not met; empty if there are none.
+pub(super) fn not_accepted(lines: Vec<String>) -> String {
+    if lines.is_empty() {
+        return String::new();
+    }
+    format!("<h3>Missing or not accepted</h3>{}", html::list(lines))
+}
+
+fn heading(ScenarioResult { scenario, report, .. }: &ScenarioResult) -> String {
+    let run = RunFacts {
+        version: &report.version,
+        commit: report.commit.as_deref(),
+        started: report.started,
+        machine: &report.machine,
+        peers: &report.peers,
+    };
+    run.heading(&scenario.title, &scenario.question)
+}
+
+/// Facts about a run of any study.
+pub(super) struct RunFacts<'a> {
+    pub(super) version: &'a str,
+    pub(super) commit: Option<&'a str>,
+    pub(super) started: u64,
+    pub(super) machine: &'a Machine,
+    pub(super) peers: &'a BTreeMap<String, Program>,
+}
+
+impl RunFacts<'_> {
+    /// Returns the begin of a section.
+    pub(super) fn heading(&self, title: &str, question: &str) -> String {
+        let versions = self.peers.iter().map(|(name, program)| format!("{name}: {}", program.version));
+        format!(
+            "<h2>{}</h2><p>{}</p><p>Skysail {}, commit {}, {}. {}.</p>{}",
+            escape(title),
+            escape(question),
+            escape(self.version),
+            escape(self.commit.unwrap_or("unknown")),
+            html::date(self.started),
+            escape(&html::machine(self.machine)),
+            html::list(versions)
+        )
+    }
 }
 
 /// Returns the method of measurement, for the captions of plots.

@@ -6,11 +6,14 @@ use std::{
 };
 
 use anyhow::Context as _;
+use serde::Serialize;
 use skysail_core::stdio;
 
 use super::{
     BENCHMARK, ScenarioResult, csv,
     format::{Limit, MAX_ROUNDS, Scenario, SizeName},
+    generation,
+    study::AnyScenario,
     table,
 };
 use crate::{
@@ -50,41 +53,63 @@ pub(crate) struct RunArgs {
     results: Option<PathBuf>,
 }
 
-/// A scenario to run, with its peers, their programs and the result file.
+/// A scenario of traffic to run, with its peers, their programs and the result file.
 struct PreparedScenario {
     scenario: Scenario,
     peers: Vec<(Peer, PathBuf)>,
     file: ResultFile,
 }
 
-/// Runs scenarios. Returns true if all turns succeeded and all results are accepted.
+/// Runs scenarios; those of generation first, because they need no network and no processes. Returns true if all turns
+/// succeeded and all results are accepted.
 ///
 /// # Errors
 /// A scenario is invalid, a peer is missing, or a result cannot be written. Scenarios, peers and the folder are checked
 /// before the first turn.
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
-    let scenarios: anyhow::Result<Vec<Scenario>> =
-        args.scenarios.iter().map(|given| Scenario::read(&file_of(given))).collect();
+    let scenarios: anyhow::Result<Vec<AnyScenario>> =
+        args.scenarios.iter().map(|given| AnyScenario::read(&file_of(given))).collect();
     let folder = args.results.clone().unwrap_or_else(default_folder);
-    let prepared: anyhow::Result<Vec<PreparedScenario>> = scenarios?
-        .into_iter()
-        .map(|scenario| {
-            let peers = args.environment.programs(&scenario.peers)?;
-            scenario.check_peers(&peers)?;
-            let file = ResultFile::in_folder(&folder, &scenario.name)?;
-            Ok(PreparedScenario { scenario, peers, file })
-        })
-        .collect();
-    let prepared = prepared?;
-    let stage = args.environment.stage()?;
+    let (mut of_traffic, mut of_generation) = (Vec::new(), Vec::new());
+    for scenario in scenarios? {
+        match scenario {
+            AnyScenario::Traffic(scenario) => {
+                let peers = args.environment.programs(&scenario.peers)?;
+                scenario.check_peers(&peers)?;
+                let file = ResultFile::in_folder(&folder, &scenario.name)?;
+                of_traffic.push(PreparedScenario { scenario, peers, file });
+            }
+            AnyScenario::Generation(scenario) => {
+                args.environment.check_in_process(&scenario.name)?;
+                let file = ResultFile::in_folder(&folder, &scenario.name)?;
+                of_generation.push((scenario, file));
+            }
+        }
+    }
     let mut is_good = true;
-    for PreparedScenario { scenario, peers, file } in prepared {
+    for (scenario, file) in of_generation {
+        let result = generation::run(scenario, args.size, args.rounds, stage::observe_machine())?;
+        let output = args.environment.output;
+        publish(&result, file, output, result.violations(), || generation::markdown(&result))?;
+        is_good &= result.is_complete() && result.violations().is_empty();
+        if result.is_interrupted() {
+            return Ok(false);
+        }
+    }
+    if of_traffic.is_empty() {
+        return Ok(is_good);
+    }
+    let stage = args.environment.stage()?;
+    for PreparedScenario { scenario, peers, file } in of_traffic {
         let settings = scenario.settings(args.size, args.rounds);
         let mut report = latency::new_report(BENCHMARK, settings, &peers, stage.machine.clone());
         latency::take_turns(&mut report, &peers, &stage.setup)?;
         let violations = violations(&scenario, args.size, &report);
         let result = ScenarioResult { scenario, size: args.size, violations, report };
-        is_good &= publish(&result, file, args.environment.output)?;
+        let output = args.environment.output;
+        let file = publish(&result, file, output, &result.violations, || table::markdown(&result))?;
+        write_columns(&result, &file)?;
+        is_good &= latency::is_complete(&result.report) && result.violations.is_empty();
         if result.report.interrupted {
             break;
         }
@@ -92,24 +117,34 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
     Ok(is_good)
 }
 
-/// Writes the files of a result and prints it. Returns true if it is complete and accepted.
-fn publish(result: &ScenarioResult, file: ResultFile, output: Output) -> anyhow::Result<bool> {
+/// Writes the result file and prints the result. Returns the file.
+fn publish(
+    result: &impl Serialize,
+    file: ResultFile,
+    output: Output,
+    violations: &[String],
+    tables: impl FnOnce() -> String,
+) -> anyhow::Result<PathBuf> {
     let (file, json) = file.write(result)?;
-    let columns = file.with_extension("csv");
-    results::create(&columns)
-        .and_then(|(_, mut file)| file.write_all(csv::write(result).as_bytes()))
-        .with_context(|| format!("cannot write {}", columns.display()))?;
     match output {
         Output::Table => {
-            stdio::print(table::markdown(result))?;
+            stdio::print(tables())?;
             stdio::print(format_args!("The result is in {}.", file.display()))?;
         }
         Output::Json => stdio::print(json)?,
     }
-    for violation in &result.violations {
+    for violation in violations {
         stdio::print_error(format_args!("not accepted: {violation}"));
     }
-    Ok(latency::is_complete(&result.report) && result.violations.is_empty())
+    Ok(file)
+}
+
+/// Writes the columns of Istio's `benchmark.csv` beside the result file.
+fn write_columns(result: &ScenarioResult, file: &Path) -> anyhow::Result<()> {
+    let columns = file.with_extension("csv");
+    results::create(&columns)
+        .and_then(|(_, mut file)| file.write_all(csv::write(result).as_bytes()))
+        .with_context(|| format!("cannot write {}", columns.display()))
 }
 
 /// Returns the file of a scenario. A name without extension and folder is that of a file in [`FOLDER`].

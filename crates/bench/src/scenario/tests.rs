@@ -3,6 +3,8 @@ use std::{collections::BTreeMap, fs};
 use super::{
     diff::{DiffRow, Verdict, compare},
     format::{Measure, Published, PublishedRow},
+    generation::GenerationScenario,
+    study::{AnyResult, AnyScenario, parse},
     *,
 };
 use crate::{
@@ -40,6 +42,10 @@ published:
   - {system: Other 1, source: A page, topology: both-sidecars, rows: [{metrics: {rss_server_proxy_kb: 2048}}]}
 ";
 
+fn traffic(text: &str) -> Result<Scenario, String> {
+    Scenario::of(&document::parse(text)?)
+}
+
 fn measurement(p50: f64, cpu: f64) -> Measurement {
     let latencies =
         Latencies { mean: p50, p50, p90: p50 * 2.0, p99: p50 * 3.0, p99_9: p50 * 4.0, max: p50 * 5.0 };
@@ -63,7 +69,7 @@ fn measurement(p50: f64, cpu: f64) -> Measurement {
 
 /// Returns a result with 5 rounds. Latencies and CPU of a peer are multiplied by the factor.
 fn result(factor: impl Fn(Option<Peer>) -> f64) -> ScenarioResult {
-    let scenario = Scenario::parse(SMALL).unwrap();
+    let scenario = traffic(SMALL).unwrap();
     let mut runs = Vec::new();
     for round in 1..=5 {
         for connections in [2, 16] {
@@ -113,10 +119,13 @@ fn result(factor: impl Fn(Option<Peer>) -> f64) -> ScenarioResult {
 #[test]
 fn all_scenarios_of_the_repository_are_valid() {
     let files = fs::read_dir(FOLDER).unwrap().map(|entry| entry.unwrap().path());
-    let scenarios: Vec<_> = files.map(|file| (Scenario::read(&file).unwrap(), file)).collect();
+    let scenarios: Vec<_> = files.map(|file| (AnyScenario::read(&file).unwrap(), file)).collect();
     assert!(!scenarios.is_empty());
     for (scenario, file) in scenarios {
-        assert_eq!(file.file_stem().unwrap().to_str(), Some(scenario.name.as_str()), "the file has the name");
+        let (AnyScenario::Traffic(Scenario { name, .. })
+        | AnyScenario::Generation(GenerationScenario { name, .. })) = &scenario;
+        assert_eq!(file.file_stem().unwrap().to_str(), Some(name.as_str()), "the file has the name");
+        let AnyScenario::Traffic(scenario) = scenario else { continue };
         let tiny = scenario.settings(SizeName::Tiny, None);
         let turns =
             tiny.topologies.len() * tiny.connections.len() * tiny.rounds as usize * scenario.peers.len();
@@ -130,7 +139,7 @@ fn all_scenarios_of_the_repository_are_valid() {
 
 #[test]
 fn sizes_replace_values_of_the_load() {
-    let scenario = Scenario::parse(SMALL).unwrap();
+    let scenario = traffic(SMALL).unwrap();
     let tiny = scenario.settings(SizeName::Tiny, Some(3));
     assert_eq!((tiny.qps, tiny.connections, tiny.rounds), (200, vec![2], 3));
     let default = scenario.settings(SizeName::Default, None);
@@ -185,36 +194,43 @@ fn errors_name_line_field_and_remedy() {
     ] {
         let text = SMALL.replacen(from, to, 1);
         assert_ne!(text, SMALL, "{from}");
-        let got = Scenario::parse(&text).unwrap_err();
+        let got = traffic(&text).unwrap_err();
         assert!(got.starts_with(error), "{got}\nexpected: {error}");
     }
     let logs = SMALL.replacen("workers: 2", "workers: 2\n  access_logs: [file]", 1);
-    let without = Scenario::parse(&logs.replacen("measure: [", "measure: [access-log, ", 1)).unwrap_err();
+    let without = traffic(&logs.replacen("measure: [", "measure: [access-log, ", 1)).unwrap_err();
     assert!(without.starts_with("7: configuration.access_logs: must contain none, because"), "{without}");
-    let haproxy = Scenario::parse(&logs.replacen("envoy]", "haproxy]", 1)).unwrap_err();
+    let haproxy = traffic(&logs.replacen("envoy]", "haproxy]", 1)).unwrap_err();
     assert!(haproxy.starts_with("13: peers[1]: haproxy is measured without access logs only"), "{haproxy}");
-    let scenario = Scenario::parse(&logs.replacen("[file]", "[none, file]", 1)).unwrap();
+    let scenario = traffic(&logs.replacen("[file]", "[none, file]", 1)).unwrap();
     let refused = scenario.check_peers(&[(Peer::Relay, "/x".into())]).unwrap_err().to_string();
     assert!(refused.starts_with("small: --peers: relay is measured without access logs only"), "{refused}");
-    let two = Scenario::parse(&SMALL.replacen("name: small\n", "name: small\n---\n", 1)).unwrap_err();
+    let two = traffic(&SMALL.replacen("name: small\n", "name: small\n---\n", 1)).unwrap_err();
     assert!(two.contains(": a second document; write each scenario to a file of its own"), "{two}");
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("x.yaml");
     fs::write(&file, SMALL.replacen("workers: 2", "workers: 0", 1)).unwrap();
-    let error = format!("{:#}", Scenario::read(&file).unwrap_err());
+    let error = format!("{:#}", AnyScenario::read(&file).err().unwrap());
     assert!(error.contains("x.yaml:6: configuration.workers: 0 must be from 1 to 256; docs/"), "{error}");
+}
+
+fn read_traffic(json: &[u8]) -> ScenarioResult {
+    match parse(json).unwrap() {
+        Some(AnyResult::Traffic(result)) => result,
+        _ => panic!("another study"),
+    }
 }
 
 #[test]
 fn a_result_can_be_read_again() {
     let original = result(|_| 1.0);
     let json = serde_json::to_vec_pretty(&original).unwrap();
-    let again = parse(&json).unwrap().unwrap();
+    let again = read_traffic(&json);
     assert_eq!(serde_json::to_value(&again).unwrap(), serde_json::to_value(&original).unwrap());
     assert!(parse(br#"{"benchmark": "compare", "format": 1}"#).unwrap().is_none());
     assert!(parse(br#"{"benchmark": "scenario", "format": 1}"#).is_err());
     let later = String::from_utf8(json).unwrap().replacen("\"format\": 1", "\"format\": 2", 1);
-    assert!(parse(later.as_bytes()).unwrap_err().to_string().contains("this program reads format 1"));
+    assert!(parse(later.as_bytes()).err().unwrap().to_string().contains("this program reads format 1"));
     assert!(parse(b"x").is_err());
 }
 

@@ -1,0 +1,198 @@
+//! The format of a scenario of generation: inputs, what to measure, acceptance, sizes.
+
+use serde::{Deserialize, Serialize};
+use skysail_yaml::Node;
+
+use crate::{
+    generation::GenerationInput,
+    scenario::{
+        document::{Checked, decode, distinct, ensure, heading, is_name, message, within},
+        format::{Figure, MAX_ROUNDS, SizeName, Sizes, Study, figure},
+    },
+};
+
+/// Maximum number of services, and of instances.
+const MAX_NUMBER: f64 = 10_000.0;
+/// Maximum of the product of services and instances.
+const MAX_PRODUCT: f64 = 1_000_000.0;
+
+/// A scenario of generation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::scenario) struct GenerationScenario {
+    study: Study,
+    /// Name of the result file: lower-case letters, digits and hyphens.
+    pub(in crate::scenario) name: String,
+    pub(in crate::scenario) title: String,
+    /// What the scenario answers.
+    pub(in crate::scenario) question: String,
+    /// Inputs; each has its own turns.
+    pub(super) inputs: Vec<GenerationInput>,
+    /// What tables and plots show, and what `bench diff` compares.
+    pub(super) measure: Vec<GenerationMeasure>,
+    #[serde(default)]
+    pub(super) acceptance: GenerationAcceptance,
+    pub(super) sizes: Sizes<GenerationSize>,
+}
+
+/// A group of figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum GenerationMeasure {
+    /// CPU time of each phase.
+    Cpu,
+    /// Elapsed time.
+    Time,
+    /// Number of resources.
+    Resources,
+    /// Bytes of resources.
+    Bytes,
+}
+
+/// Conditions that a result must meet.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct GenerationAcceptance {
+    /// Maximum medians. They are checked only in the size `default`.
+    #[serde(default)]
+    pub(super) limits: Vec<GenerationLimit>,
+}
+
+/// Maximum of the median of a figure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct GenerationLimit {
+    pub(super) metric: String,
+    pub(super) input: String,
+    pub(super) at_most: f64,
+}
+
+/// Number and duration of turns, and of objects.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct GenerationSize {
+    pub(super) rounds: u32,
+    /// Duration of the measurement in each turn, in seconds.
+    pub(super) seconds: f64,
+    /// Duration of the repetitions before the measurement, in seconds.
+    pub(super) warmup: f64,
+    /// Maximum number of services, and of instances. Absent: those of the inputs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    services: Option<u32>,
+}
+
+impl GenerationMeasure {
+    const ALL: [Self; 4] = [Self::Cpu, Self::Time, Self::Resources, Self::Bytes];
+
+    /// Returns the figures of the group. Less is better in all of them.
+    pub(super) fn figures(self) -> &'static [Figure] {
+        const CPU: [Figure; 7] = [
+            figure("parse_cpu_us", "parse CPU µs", 1.0, 0),
+            figure("index_cpu_us", "index CPU µs", 1.0, 0),
+            figure("services_cpu_us", "services CPU µs", 1.0, 0),
+            figure("routes_cpu_us", "routes CPU µs", 1.0, 0),
+            figure("names_cpu_us", "names CPU µs", 1.0, 0),
+            figure("own_cpu_us", "own CPU µs", 1.0, 0),
+            figure("compile_cpu_us", "compile CPU µs", 1.0, 0),
+        ];
+        const TIME: [Figure; 3] = [
+            figure("parse_time_us", "parse time µs", 1.0, 0),
+            figure("index_time_us", "index time µs", 1.0, 0),
+            figure("compile_time_us", "compile time µs", 1.0, 0),
+        ];
+        const RESOURCES: [Figure; 7] = [
+            figure("resources", "resources", 1.0, 0),
+            figure("cds_resources", "CDS", 1.0, 0),
+            figure("eds_resources", "EDS", 1.0, 0),
+            figure("lds_resources", "LDS", 1.0, 0),
+            figure("rds_resources", "RDS", 1.0, 0),
+            figure("sds_resources", "SDS", 1.0, 0),
+            figure("nds_resources", "NDS", 1.0, 0),
+        ];
+        const BYTES: [Figure; 7] = [
+            figure("bytes", "all kB", 1e3, 1),
+            figure("cds_bytes", "CDS kB", 1e3, 1),
+            figure("eds_bytes", "EDS kB", 1e3, 1),
+            figure("lds_bytes", "LDS kB", 1e3, 1),
+            figure("rds_bytes", "RDS kB", 1e3, 1),
+            figure("sds_bytes", "SDS kB", 1e3, 1),
+            figure("nds_bytes", "NDS kB", 1e3, 1),
+        ];
+        match self {
+            Self::Cpu => &CPU,
+            Self::Time => &TIME,
+            Self::Resources => &RESOURCES,
+            Self::Bytes => &BYTES,
+        }
+    }
+}
+
+impl GenerationScenario {
+    /// Checks the fields of a document. An error begins with the number of the line.
+    pub(in crate::scenario) fn of(root: &Node) -> Result<Self, String> {
+        let scenario: Self = decode(root)?;
+        scenario.check().map_err(|(field, reason)| message(root, &field, &reason))?;
+        Ok(scenario)
+    }
+
+    /// Returns the figures to show, in order.
+    pub(super) fn figures(&self) -> impl Iterator<Item = &'static Figure> {
+        self.measure.iter().flat_map(|group| group.figures())
+    }
+
+    /// Returns the inputs of a run of this size.
+    pub(super) fn inputs(&self, size: SizeName) -> Vec<GenerationInput> {
+        let most = self.sizes.of(size).services.unwrap_or(u32::MAX);
+        self.inputs.iter().map(|input| input.limited(most)).collect()
+    }
+
+    fn check(&self) -> Checked {
+        heading(&self.name, &self.title, &self.question)?;
+        let names: Vec<&str> = self.inputs.iter().map(GenerationInput::name).collect();
+        ensure((1..=64).contains(&names.len()), "inputs", || "must have 1 to 64 inputs".to_owned())?;
+        for (index, input) in self.inputs.iter().enumerate() {
+            let field = |field: &str| format!("inputs[{index}].{field}");
+            is_name(&field("name"), input.name())?;
+            ensure(!names[..index].contains(&input.name()), &field("name"), || {
+                format!("{} is the name of an earlier input; name this one differently", input.name())
+            })?;
+            let template = input.template;
+            for (name, number, has_effect) in [
+                ("services", input.services, template.has_services()),
+                ("instances", input.instances, template.has_instances()),
+            ] {
+                ensure(has_effect || number == 0, &field(name), || {
+                    format!("has no effect on the template {}; leave it out", template.name())
+                })?;
+                if has_effect {
+                    within(&field(name), f64::from(number), 1.0, MAX_NUMBER)?;
+                }
+            }
+            let product = f64::from(input.services) * f64::from(input.instances);
+            ensure(product <= MAX_PRODUCT, &field("instances"), || {
+                format!("services × instances is {product}; at most {MAX_PRODUCT} is allowed")
+            })?;
+        }
+        distinct("measure", &self.measure, GenerationMeasure::ALL.len())?;
+        for (index, limit) in self.acceptance.limits.iter().enumerate() {
+            let field = |field: &str| format!("acceptance.limits[{index}].{field}");
+            let figures = || GenerationMeasure::ALL.iter().flat_map(|group| group.figures());
+            ensure(figures().any(|figure| figure.metric == limit.metric), &field("metric"), || {
+                let names: Vec<&str> = figures().map(|figure| figure.metric).collect();
+                format!("no such metric; use {}", names.join(", "))
+            })?;
+            ensure(names.contains(&&*limit.input), &field("input"), || {
+                "must be the name of one of `inputs`, else the limit is never checked".to_owned()
+            })?;
+            within(&field("at_most"), limit.at_most, 0.0, 1e12)?;
+        }
+        for (name, size) in [("default", &self.sizes.default), ("tiny", &self.sizes.tiny)] {
+            let field = |field: &str| format!("sizes.{name}.{field}");
+            within(&field("rounds"), f64::from(size.rounds), 1.0, f64::from(MAX_ROUNDS))?;
+            within(&field("seconds"), size.seconds, 0.0, 3_600.0)?;
+            within(&field("warmup"), size.warmup, 0.0, 3_600.0)?;
+            within(&field("services"), f64::from(size.services.unwrap_or(1)), 1.0, MAX_NUMBER)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,68 @@
+//! Scenarios and results of all studies. The field `study` of a scenario selects the format of both.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use serde_json::Value;
+use skysail_yaml::Node;
+
+use super::{
+    BENCHMARK, ScenarioResult, document,
+    format::Scenario,
+    generation::{GenerationResult, GenerationScenario},
+};
+use crate::results;
+
+/// Value of `study` in scenarios of generation.
+const GENERATION: &str = "generation";
+/// Maximum size of a result file in bytes.
+const MAX_FILE: u64 = 64 << 20;
+
+/// A scenario of any study.
+pub(super) enum AnyScenario {
+    Traffic(Scenario),
+    Generation(GenerationScenario),
+}
+
+/// A result of any study.
+pub(super) enum AnyResult {
+    Traffic(ScenarioResult),
+    Generation(GenerationResult),
+}
+
+impl AnyScenario {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, is not one YAML document, or has an unknown, missing or repeated field or a value out
+    /// of bounds. The message names the line and the field.
+    pub(super) fn read(file: &Path) -> anyhow::Result<Self> {
+        let root = document::read(file)?;
+        Self::of(&root).map_err(|error| anyhow::anyhow!("{}:{error}", file.display()))
+    }
+
+    fn of(root: &Node) -> Result<Self, String> {
+        match root.get("study").and_then(Node::text) {
+            Some(GENERATION) => GenerationScenario::of(root).map(Self::Generation),
+            _ => Scenario::of(root).map(Self::Traffic),
+        }
+    }
+}
+
+/// Reads a result file and computes the summary of the result. Returns `None` for the result of another benchmark.
+pub(super) fn read(file: &Path) -> anyhow::Result<Option<AnyResult>> {
+    let name = file.display();
+    let text = results::read_text(file, MAX_FILE).with_context(|| format!("cannot read {name}"))?;
+    parse(text.as_bytes()).with_context(|| format!("{name} is not a result of bench run"))
+}
+
+pub(super) fn parse(text: &[u8]) -> anyhow::Result<Option<AnyResult>> {
+    let value: Value = serde_json::from_slice(text)?;
+    if value["benchmark"] != BENCHMARK {
+        return Ok(None);
+    }
+    Ok(Some(match value["scenario"]["study"].as_str() {
+        Some(GENERATION) => AnyResult::Generation(GenerationResult::of(value)?),
+        _ => AnyResult::Traffic(ScenarioResult::of(value)?),
+    }))
+}
