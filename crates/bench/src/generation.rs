@@ -5,6 +5,8 @@
 //! [`Phase`] apart. Everything runs on one thread, so CPU time is that of the thread.
 
 mod inputs;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::BTreeMap,

@@ -271,6 +271,91 @@ fn a_tiny_scenario_of_access_logs_counts_every_entry_and_the_cost_of_collectors(
 }
 
 #[test]
+fn a_tiny_scenario_of_generation_measures_all_inputs_in_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let printed = tiny(folder.path(), "generation");
+    assert_eq!((&printed["benchmark"], &printed["size"]), (&"scenario".into(), &"tiny".into()));
+    assert_eq!(printed["violations"], serde_json::json!([]));
+    assert_eq!(printed["peers"].as_object().unwrap().keys().collect::<Vec<_>>(), ["skysail"]);
+    let runs = printed["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 22);
+    for run in runs {
+        assert!(run["error"].is_null() && run["repetitions"] == 1, "{run}");
+        assert!(run["objects"].as_u64() >= Some(2) && run["input_bytes"].as_u64() > Some(500), "{run}");
+        let phases = run["phases"].as_object().unwrap();
+        assert_eq!(phases.len(), 6, "{run}");
+        for cost in phases.values() {
+            assert!(["cpu_us", "time_us"].iter().all(|time| cost[time].as_f64() > Some(0.0)), "{run}");
+        }
+        for kind in ["cds", "lds", "nds"] {
+            assert!(run["resources"][kind]["number"].as_u64() >= Some(1), "{run}");
+        }
+    }
+    let number = |input: &str, kind: &str| {
+        let run = runs.iter().find(|run| run["input"] == input).unwrap();
+        run["resources"][kind]["number"].as_u64().unwrap()
+    };
+    // Three services: a secret, an HTTPS server, or an endpoint for each of four ports of each, and the own service.
+    assert_eq!((number("secrets-10", "sds"), number("gateways", "rds")), (3, 4));
+    assert_eq!((number("empty", "eds"), number("virtualservice", "eds")), (16, 4));
+    for row in printed["summary"].as_array().unwrap() {
+        let spread =
+            |metric: &str| ["min", "median", "max"].map(|of| row["metrics"][metric][of].as_f64().unwrap());
+        let median = |metric: &str| spread(metric)[1];
+        assert!(
+            spread("compile_cpu_us").is_sorted() && median("compile_cpu_us") > median("own_cpu_us"),
+            "{row}"
+        );
+        assert!(median("bytes") > median("cds_bytes") && median("cds_bytes") > 0.0, "{row}");
+    }
+    let results = std::fs::read_dir(folder.path().join("results")).unwrap();
+    assert_eq!(results.count(), 1, "there is no CSV file");
+
+    let drawn = bench(folder.path(), &["report", "results", "--html", "page.html"]);
+    assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
+    let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
+    assert!(page.contains("<svg ") && page.contains("too short for reliable figures"), "{page}");
+    let drawn = bench(folder.path(), &["report", "results", "--istio-csv", "benchmark.csv"]);
+    let errors = String::from_utf8_lossy(&drawn.stderr);
+    assert!(errors.contains("--istio-csv: no result is one of traffic"), "{errors}");
+
+    let result = "results/generation.json";
+    let compared = bench(folder.path(), &["diff", result, result]);
+    let text = String::from_utf8_lossy(&compared.stdout);
+    assert!(compared.status.success() && text.contains(" same |") && !text.contains(" worse |"), "{text}");
+    let mut larger = printed;
+    for run in larger["runs"].as_array_mut().unwrap() {
+        run["resources"]["cds"]["bytes"] = 1_000_000.into();
+    }
+    std::fs::write(folder.path().join("larger.json"), larger.to_string()).unwrap();
+    let compared = bench(folder.path(), &["diff", result, "larger.json"]);
+    let text = String::from_utf8_lossy(&compared.stdout);
+    assert!(text.contains("Some figures have too few rounds for a confidence of 99 %"), "{text}");
+    let refused = bench(folder.path(), &["diff", result, result, "--relative-to", "envoy"]);
+    let errors = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && errors.contains("generation has no other peer"), "{errors}");
+}
+
+#[test]
+fn generation_is_measured_with_this_program_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let scenario = concat!(env!("CARGO_MANIFEST_DIR"), "/../../benchmarks/scenarios/generation.yaml");
+    for (options, error) in [
+        (["--peers", "envoy"], "skysail: generation: --peers envoy: the benchmark has no peer but skysail"),
+        (
+            ["--skysail", "x"],
+            "skysail: generation: --skysail x: the benchmark measures functions of the program",
+        ),
+    ] {
+        let output = bench(folder.path(), &[&["run", scenario][..], &options].concat());
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{errors}");
+        assert!(errors.starts_with(error), "{errors}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn an_invalid_scenario_is_refused_before_anything_runs() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("x.yaml"), "name: x\nrate: 5\n").unwrap();

@@ -75,6 +75,27 @@ pub(crate) enum InputTemplate {
 }
 
 impl InputTemplate {
+    #[cfg(test)]
+    pub(super) const ALL: [Self; 17] = [
+        Self::Gateways,
+        Self::GatewaysShared,
+        Self::KnativeGateway,
+        Self::Secrets,
+        Self::Empty,
+        Self::Http,
+        Self::Tcp,
+        Self::Tls,
+        Self::Auto,
+        Self::Strict,
+        Self::Disabled,
+        Self::Externalname,
+        Self::TelemetryApi,
+        Self::Virtualservice,
+        Self::Authorizationpolicy,
+        Self::ServiceentryWorkloadentry,
+        Self::Endpoints,
+    ];
+
     /// Returns the name in scenarios.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -138,8 +159,13 @@ fn write_block(to: &mut String, value: &Value, depth: usize) {
     // Writing to a String cannot fail.
     match value {
         Value::Object(fields) if !fields.is_empty() => {
-            for (key, value) in fields {
-                let _ = write!(to, "\n{:1$}{key}:", "", 2 * depth);
+            // The first field of an item is on the line of its `-`.
+            let is_item = to.ends_with(" -");
+            for (index, (key, value)) in fields.iter().enumerate() {
+                let _ = match is_item && index == 0 {
+                    true => write!(to, " {key}:"),
+                    false => write!(to, "\n{:1$}{key}:", "", 2 * depth),
+                };
                 write_block(to, value, depth + 1);
             }
         }
@@ -149,9 +175,19 @@ fn write_block(to: &mut String, value: &Value, depth: usize) {
                 write_block(to, item, depth + 1);
             }
         }
+        Value::String(text) if is_plain(text) => _ = write!(to, " {text}"),
         // JSON is YAML.
         other => _ = write!(to, " {other}"),
     }
+}
+
+/// Returns whether a text needs no quotes.
+fn is_plain(text: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-./_".contains(&byte);
+    text.starts_with(|first: char| first.is_ascii_alphabetic())
+        && text.bytes().all(is_allowed)
+        && !["true", "false", "null", "yes", "no", "on", "off", "y", "n"]
+            .contains(&&*text.to_ascii_lowercase())
 }
 
 fn objects(input: &GenerationInput) -> anyhow::Result<Vec<Value>> {

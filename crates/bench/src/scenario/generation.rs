@@ -14,3 +14,6 @@ pub(super) use self::{
     diff::diff, format::GenerationScenario, page::section, result::GenerationResult, run::run,
     table::markdown,
 };
+
+#[cfg(test)]
+mod tests;

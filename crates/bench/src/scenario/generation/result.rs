@@ -133,7 +133,7 @@ impl GenerationReport {
 }
 
 /// Returns the figures of a turn by their names in summaries.
-fn metrics(measurement: &GenerationMeasurement) -> BTreeMap<String, f64> {
+pub(super) fn metrics(measurement: &GenerationMeasurement) -> BTreeMap<String, f64> {
     let mut metrics = BTreeMap::new();
     let mut add = |name: String, value: f64| *metrics.entry(name).or_default() += value;
     for (phase, cost) in &measurement.phases {

@@ -6,10 +6,10 @@ use skysail_core::{shutdown, stdio};
 
 use super::{
     format::{GenerationLimit, GenerationScenario},
-    result::{GenerationReport, GenerationResult, GenerationRun, GenerationSettings},
+    result::{GenerationReport, GenerationResult, GenerationRun, GenerationSettings, metrics},
 };
 use crate::{
-    generation::{self, PreparedInput},
+    generation::{self, GenerationMeasurement, PreparedInput},
     peers::Peer,
     report::Machine,
     scenario::{BENCHMARK, FORMAT, format::SizeName},
@@ -85,8 +85,10 @@ async fn take(
                 Ok(measurement) => (Some(measurement), None),
                 Err(error) => (None, Some(format!("{error:#}"))),
             };
-            let shown =
-                error.as_ref().map_or_else(|| "measured".to_owned(), |error| format!("failed: {error}"));
+            let shown = match (&measurement, &error) {
+                (Some(measured), _) => short(measured),
+                (None, error) => format!("failed: {}", error.as_deref().unwrap_or_default()),
+            };
             let left = minutes(left);
             stdio::print_error(format_args!("[{done}/{all}, {left} left] round {round}, {name}: {shown}"));
             runs.push(GenerationRun { round, input: (*name).to_owned(), measurement, error });
@@ -94,6 +96,12 @@ async fn take(
             tokio::task::yield_now().await;
         }
     }
+}
+
+fn short(measured: &GenerationMeasurement) -> String {
+    let metrics = metrics(measured);
+    let cpu = |name: &str| metrics.get(&format!("{name}_cpu_us")).copied().unwrap_or_default();
+    format!("CPU parse {:.0}, index {:.0}, compile {:.0} µs", cpu("parse"), cpu("index"), cpu("compile"))
 }
 
 impl GenerationResult {

@@ -44,7 +44,7 @@ pub(super) fn legend(result: &GenerationResult) -> Vec<String> {
     [
         format!(
             "Figures: medians (min–max) over the rounds, here {rounds}; a turn has the mean of its repetitions. failed \
-             0/{rounds}: 0 of {rounds} turns failed, as an input had no listeners."
+             0/{rounds}: 0 of {rounds} turns failed. A turn fails if the proxy gets no listeners."
         ),
         "All phases run on one thread. parse: text to validated objects. index: objects into the index. services: clusters \
          and endpoints. routes: routes of sidecars. names: name table. own: listeners, inbound clusters, and routes and \
