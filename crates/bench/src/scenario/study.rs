@@ -26,8 +26,8 @@ pub(super) enum AnyScenario {
 
 /// A result of any study.
 pub(super) enum AnyResult {
-    Traffic(ScenarioResult),
-    Generation(GenerationResult),
+    Traffic(Box<ScenarioResult>),
+    Generation(Box<GenerationResult>),
 }
 
 impl AnyScenario {
@@ -62,7 +62,7 @@ pub(super) fn parse(text: &[u8]) -> anyhow::Result<Option<AnyResult>> {
         return Ok(None);
     }
     Ok(Some(match value["scenario"]["study"].as_str() {
-        Some(GENERATION) => AnyResult::Generation(GenerationResult::of(value)?),
-        _ => AnyResult::Traffic(ScenarioResult::of(value)?),
+        Some(GENERATION) => AnyResult::Generation(Box::new(GenerationResult::of(value)?)),
+        _ => AnyResult::Traffic(Box::new(ScenarioResult::of(value)?)),
     }))
 }

@@ -216,7 +216,7 @@ fn errors_name_line_field_and_remedy() {
 
 fn read_traffic(json: &[u8]) -> ScenarioResult {
     match parse(json).unwrap() {
-        Some(AnyResult::Traffic(result)) => result,
+        Some(AnyResult::Traffic(result)) => *result,
         _ => panic!("another study"),
     }
 }
