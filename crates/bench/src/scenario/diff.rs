@@ -349,7 +349,7 @@ fn text(rows: &[DiffRow], args: &DiffArgs) -> String {
     };
     let table = TextTable { head, rows: rows.iter().map(line).collect() };
     let outcomes: Vec<_> = rows.iter().map(|row| (row.verdict, row.change)).collect();
-    let mut lines = explain(&outcomes, args, "numbers of connections");
+    let mut lines = explain(&outcomes, args, Some("numbers of connections"));
     if args.relative_to.is_none()
         && rows.iter().any(|row| {
             row.series.peer != Some(Peer::Skysail) && matches!(row.verdict, Verdict::Better | Verdict::Worse)
@@ -364,25 +364,31 @@ fn text(rows: &[DiffRow], args: &DiffArgs) -> String {
     format!("{}\n\n{}\n", table.markdown(3), lines.join("\n"))
 }
 
-/// Returns the explanations of verdicts. `strata` names what the ratio and missing figures refer to.
+/// Returns the explanations of verdicts. `strata` names what a row combines; `None` if it has one stratum.
 pub(super) fn explain(
     outcomes: &[(Verdict, Option<FigureChange>)],
     args: &DiffArgs,
-    strata: &str,
+    strata: Option<&str>,
 ) -> Vec<String> {
+    let range = strata.map_or_else(String::new, |strata| format!(", and its range over the {strata}"));
+    let place = strata.map_or_else(String::new, |strata| format!(" at these {strata}"));
     let mut lines = vec![format!(
-        "B / A: ratio of the medians, and its range over the {strata}; less is better. A figure is better or \
-         worse if it changed by at least {} % with a confidence of at least {} % (stratified Mann-Whitney test, two-sided), \
-         otherwise the same. Each figure is tested separately, so some of many figures differ by chance.",
+        "B / A: ratio of the medians{range}; less is better. A figure is better or worse if it changed by at least {} % with \
+         a confidence of at least {} % (stratified Mann-Whitney test, two-sided), otherwise the same. Each figure is tested \
+         separately, so some of many figures differ by chance.",
         args.threshold, args.confidence
     )];
     if outcomes.iter().any(|(verdict, _)| verdict.is_incomplete()) {
         lines.push(format!(
-            "only in A, only in B, in neither: a result lacks the figure at these {strata}, because all its turns failed or \
-             were not taken."
+            "only in A, only in B, in neither: a result lacks the figure{place}, because all its turns failed or were not \
+             taken."
         ));
     }
-    let is_short = |change: &FigureChange| change.greatest_confidence < args.confidence;
+    // More rounds do not change a figure that is the same in each round and result.
+    let may_differ = |change: &FigureChange| {
+        change.ratio.map_or(change.greatest_confidence > 0.0, |ratio| ratio.min < 1.0 || ratio.max > 1.0)
+    };
+    let is_short = |change: &FigureChange| change.greatest_confidence < args.confidence && may_differ(change);
     if outcomes.iter().any(|(_, change)| change.as_ref().is_some_and(is_short)) {
         lines.push(format!(
             "Some figures have too few rounds for a confidence of {} %; measure more rounds.",

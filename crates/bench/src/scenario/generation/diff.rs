@@ -1,5 +1,7 @@
 //! Two results, figure by figure. An input is one stratum of the test: inputs are compared apart.
 
+use std::collections::BTreeMap;
+
 use anyhow::ensure;
 use serde::Serialize;
 
@@ -62,7 +64,7 @@ pub(super) fn compare(
     for input in inputs[1] {
         let [of_first, of_second] = [first, second].map(|result| result.report.metrics(input.name()));
         for figure in second.scenario.figures() {
-            let values = |turns: &[std::collections::BTreeMap<String, f64>]| {
+            let values = |turns: &[BTreeMap<String, f64>]| {
                 turns.iter().filter_map(|turn| turn.get(figure.metric).copied()).collect::<Vec<f64>>()
             };
             let stratum = Stratum { first: values(&of_first), second: values(&of_second) };
@@ -104,7 +106,7 @@ fn text(rows: &[InputDiff], args: &DiffArgs) -> String {
     };
     let table = TextTable { head, rows: rows.iter().map(line).collect() };
     let outcomes: Vec<_> = rows.iter().map(|row| (row.verdict, row.change)).collect();
-    let lines = explain(&outcomes, args, "inputs");
+    let lines = explain(&outcomes, args, None);
     let lines: Vec<String> = lines.iter().map(|line| layout::paragraph(line)).collect();
     format!("{}\n\n{}\n", table.markdown(2), lines.join("\n"))
 }
