@@ -2,7 +2,7 @@
 //!
 //! [`control`] measures a control plane, and [`sign`] its certificate authority. [`dns`] counts the DNS
 //! queries of a control plane and of Envoys. [`gateway`] measures a gateway with many hosts. [`instructions`]
-//! counts the instructions of a request.
+//! counts the instructions of a request. [`graph`] reads, generates, converts and serves service graphs.
 //!
 //! [`latency`] and [`compare`] measure peers, which are the proxies to compare. They run in rounds; in each
 //! round every peer has one turn for each setting. [`topology`] runs a turn: a server ([`serve`]), the sidecars
@@ -17,6 +17,7 @@ mod compare;
 mod control;
 mod dns;
 mod gateway;
+mod graph;
 mod instructions;
 mod latency;
 mod scenario;
@@ -42,6 +43,7 @@ mod callgrind;
 mod certificates;
 mod child;
 mod cpus;
+mod document;
 mod envoy;
 mod foreign_load;
 mod layout;
@@ -84,6 +86,8 @@ enum Benchmark {
     ///
     /// The same control plane serves skysail-proxy and an Envoy in turn, round after round.
     Gateway(gateway::GatewayArgs),
+    /// Service graphs in the format of isotope: check, generate and convert them.
+    Graph(graph::GraphArgs),
     /// Instructions that a sidecar executes per request, counted by valgrind. The load of the machine does not affect
     /// them.
     ///
@@ -124,6 +128,7 @@ pub fn run(args: Args) -> anyhow::Result<bool> {
         Benchmark::Control(args) => control::run(&args),
         Benchmark::Dns(args) => dns::run(&args),
         Benchmark::Gateway(args) => gateway::run(&args),
+        Benchmark::Graph(args) => graph::run(args).map(|()| true),
         Benchmark::Instructions(args) => instructions::run(args),
         Benchmark::Run(args) => scenario::run(&args),
         Benchmark::Report(args) => scenario::page(&args).map(|()| true),

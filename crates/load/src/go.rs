@@ -25,7 +25,10 @@ pub(crate) fn double_dashes(arguments: Vec<OsString>, command: &Command) -> Vec<
 }
 
 /// Parses a duration as Go does: numbers with units, as in `1m30s` or `1.5ms`; `0` needs no unit.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+///
+/// # Errors
+/// The text is not a duration; the message says so.
+pub fn duration(text: &str) -> Result<Duration, String> {
     const UNITS: [(&str, f64); 8] = [
         ("ns", 1e-9),
         ("us", 1e-6),

@@ -31,7 +31,7 @@ mod response;
 mod tally;
 
 pub mod clock;
-mod go;
+pub mod go;
 pub mod http1;
 pub mod stream;
 

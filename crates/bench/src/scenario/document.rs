@@ -6,8 +6,10 @@ use anyhow::Context as _;
 use serde::de::DeserializeOwned;
 use skysail_yaml::{Node, Value};
 
-use crate::results;
+use crate::{document, results};
 
+/// Content of a file, in messages.
+const WHAT: &str = "scenario";
 /// Maximum size of a file in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
@@ -22,20 +24,7 @@ pub(super) fn read(file: &Path) -> anyhow::Result<Node> {
             file.display()
         )
     })?;
-    parse(&text).map_err(|error| anyhow::anyhow!("{}:{error}", file.display()))
-}
-
-/// Parses the only document of a text. An error begins with the number of the line.
-pub(super) fn parse(text: &str) -> Result<Node, String> {
-    let mut documents = skysail_yaml::documents(text);
-    let document = documents.next().ok_or("1: the file is empty; write the fields of a scenario")?;
-    if let Some(second) = documents.next() {
-        return Err(format!("{}: a second document; write each scenario to a file of its own", second.line));
-    }
-    if let Some((field, line, first)) = document.duplicates.first() {
-        return Err(format!("{line}: {field}: also on line {first}; remove one of them"));
-    }
-    document.root.map_err(|error| format!("{}: {}; correct the syntax", error.line, error.message))
+    document::parse(&text, WHAT).map_err(|error| anyhow::anyhow!("{}:{error}", file.display()))
 }
 
 /// Decodes a document. An error begins with the number of the line and names the field.

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     access_log::AccessLog,
     accounting::Memory,
+    document,
     peers::Peer,
     report::{LatencyRun, Machine, Series},
     topology::{Cost, Latencies, Measurement, Topology},
@@ -43,7 +44,7 @@ published:
 ";
 
 fn traffic(text: &str) -> Result<Scenario, String> {
-    Scenario::of(&document::parse(text)?)
+    Scenario::of(&document::parse(text, "scenario")?)
 }
 
 fn measurement(p50: f64, cpu: f64) -> Measurement {

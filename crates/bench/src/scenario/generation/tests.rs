@@ -1,11 +1,11 @@
 use super::{diff::*, format::GenerationMeasure, result::*, *};
 use crate::{
+    document,
     generation::{GenerationMeasurement, Phase, PhaseCost, ResourceCount},
     report::Machine,
     scenario::{
         BENCHMARK, FORMAT,
         diff::Verdict,
-        document,
         format::SizeName,
         study::{AnyResult, parse},
     },
@@ -29,7 +29,7 @@ sizes:
 ";
 
 fn scenario(text: &str) -> Result<GenerationScenario, String> {
-    GenerationScenario::of(&document::parse(text)?)
+    GenerationScenario::of(&document::parse(text, "scenario")?)
 }
 
 fn measurement(cpu: f64, bytes: usize) -> GenerationMeasurement {
