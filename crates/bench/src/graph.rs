@@ -2,6 +2,7 @@
 //!
 //! [`format`](mod@format) reads a graph into the [`model`], [`check`] refuses what could not run, and [`write`](mod@write) writes it.
 //! [`generate`] makes graphs, [`kubernetes`] and [`graphviz`] convert them.
+//! [`serve`] is the mock service.
 
 mod check;
 mod format;
@@ -9,6 +10,7 @@ mod generate;
 mod graphviz;
 mod kubernetes;
 mod model;
+mod serve;
 mod value;
 mod write;
 
@@ -20,6 +22,7 @@ use self::{
     generate::GraphShape,
     kubernetes::KubernetesArgs,
     model::{GraphService, ServiceGraph},
+    serve::MockArgs,
 };
 use crate::layout;
 
@@ -51,6 +54,10 @@ enum GraphCommand {
         #[command(subcommand)]
         format: Conversion,
     },
+    /// Run the mock service of one service of a graph: its sleeps, calls, errors and response size.
+    ///
+    /// It answers every request over HTTP/1.1 and, with prior knowledge, gRPC. `/metrics` has its counters.
+    Serve(MockArgs),
 }
 
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -72,6 +79,7 @@ enum Conversion {
 pub(crate) fn run(args: GraphArgs) -> anyhow::Result<()> {
     match args.command {
         GraphCommand::Check { file } => check(&file),
+        GraphCommand::Serve(args) => serve::run(&args),
         GraphCommand::Generate { shape } => print(&write::yaml(&generate::graph(&shape)?)),
         GraphCommand::Convert { format: Conversion::Kubernetes(args) } => {
             let (text, warnings) = kubernetes::convert(format::read(&args.file)?, &args)?;

@@ -204,7 +204,10 @@ pub(crate) fn outside(args: UpArgs) -> anyhow::Result<u8> {
     let own = |words: &[&str]| -> Vec<String> {
         std::iter::once(exe.as_str()).chain(words.iter().copied()).map(str::to_owned).collect()
     };
-    let mut images = BTreeMap::from([("skysail/airline".to_owned(), own(&["workload", "airline"]))]);
+    let mut images = BTreeMap::from([
+        ("skysail/airline".to_owned(), own(&["workload", "airline"])),
+        ("skysail/graph".to_owned(), own(&["bench", "graph", "serve"])),
+    ]);
     images.extend(args.images);
     let settings = Settings {
         name,

@@ -11,7 +11,7 @@ use crate::{
 /// Path of the health check (`grpc/health/v1/health.proto`).
 pub(crate) const HEALTH: &str = "/grpc.health.v1.Health/Check";
 /// Path of Fortio's ping.
-pub(crate) const PING: &str = "/fgrpc.PingServer/Ping";
+pub const PING: &str = "/fgrpc.PingServer/Ping";
 
 /// `grpc.health.v1.HealthCheckRequest`.
 #[derive(Clone, PartialEq, Message)]
@@ -30,16 +30,19 @@ pub(crate) struct HealthResponse {
 
 /// `fgrpc.PingMessage`.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct PingMessage {
+pub struct PingMessage {
     #[prost(int64, tag = "1")]
-    pub(crate) seq: i64,
+    /// Number of the message.
+    pub seq: i64,
     /// Time of the sender in nanoseconds.
     #[prost(int64, tag = "2")]
-    pub(crate) ts: i64,
+    pub ts: i64,
     #[prost(string, tag = "3")]
-    pub(crate) payload: String,
+    /// Any text.
+    pub payload: String,
     #[prost(int64, tag = "4")]
-    pub(crate) delay_nanos: i64,
+    /// Requested delay of the response in nanoseconds.
+    pub delay_nanos: i64,
 }
 
 /// Returns the message of the calls, with gRPC's prefix.
@@ -53,7 +56,7 @@ pub(crate) fn message(args: &LoadArgs, payload: &[u8]) -> Bytes {
 }
 
 /// Encodes a message with gRPC's prefix: no compression, and the length.
-pub(crate) fn frame(message: &impl Message) -> Bytes {
+pub fn frame(message: &impl Message) -> Bytes {
     let length = message.encoded_len();
     let mut bytes = BytesMut::with_capacity(5 + length);
     bytes.put_u8(0);

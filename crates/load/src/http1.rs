@@ -66,16 +66,22 @@ pub(crate) fn value_of<'a>(lines: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
 
 /// State within a chunked body (RFC 9112, section 7.1).
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Chunks {
+pub enum Chunks {
+    /// In the size of a chunk.
     Size {
         /// The digits so far.
         value: u64,
+        /// Number of digits so far.
         digits: u8,
     },
+    /// After the size, up to the end of its line.
     Extension {
+        /// Size of the chunk.
         value: u64,
     },
+    /// In the data of a chunk, with the bytes that are missing.
     Data(u64),
+    /// In the line end after the data.
     DataEnd,
     /// A line of the trailers, with its length so far.
     Trailer(u64),
@@ -83,11 +89,11 @@ pub(crate) enum Chunks {
 
 impl Chunks {
     /// State before the first chunk.
-    pub(crate) const START: Self = Self::Size { value: 0, digits: 0 };
+    pub const START: Self = Self::Size { value: 0, digits: 0 };
 
     /// Reads bytes, and passes those of the body to `body`. Returns the number of bytes read, and whether the body is
     /// complete; `None` if it is invalid.
-    pub(crate) fn read(&mut self, bytes: &[u8], mut body: impl FnMut(&[u8])) -> (usize, Option<bool>) {
+    pub fn read(&mut self, bytes: &[u8], mut body: impl FnMut(&[u8])) -> (usize, Option<bool>) {
         let mut at = 0;
         while let Some(&byte) = bytes.get(at) {
             let next = match *self {

@@ -24,10 +24,10 @@ mod target;
 mod worker;
 
 mod args;
-mod grpc;
+pub mod grpc;
 
 mod pace;
-mod response;
+pub mod response;
 mod tally;
 
 pub mod clock;

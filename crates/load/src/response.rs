@@ -5,19 +5,20 @@ use crate::http1::{self, Chunks, Head};
 
 /// A complete response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Response {
-    pub(crate) status: u16,
+pub struct Response {
+    /// Status code.
+    pub status: u16,
     /// Bytes of the status line and the headers.
-    pub(crate) head: u64,
+    pub head: u64,
     /// Bytes of the body as transferred.
-    pub(crate) body: u64,
+    pub body: u64,
     /// The server closes the connection after this response.
-    pub(crate) closes: bool,
+    pub closes: bool,
 }
 
 /// Error of the server. The connection cannot be used further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Invalid {
+pub enum Invalid {
     /// The bytes are no HTTP/1.x response.
     Response,
     /// The chunked body has an invalid size or line end.
@@ -28,7 +29,7 @@ pub(crate) enum Invalid {
 
 /// Reader of the responses of one connection.
 #[derive(Debug)]
-pub(crate) struct ResponseReader {
+pub struct ResponseReader {
     /// Responses have no body, whatever their headers say (HEAD).
     is_head: bool,
     phase: Phase,
@@ -49,18 +50,21 @@ const EMPTY: Response = Response { status: 0, head: 0, body: 0, closes: false };
 
 impl ResponseReader {
     /// Creates a reader of responses to requests with this method.
-    pub(crate) fn new(method: &str) -> Self {
+    pub fn new(method: &str) -> Self {
         Self { is_head: method == "HEAD", phase: Phase::Head, response: EMPTY }
     }
 
     /// Prepares for the next response.
-    pub(crate) fn reset(&mut self) {
+    pub fn reset(&mut self) {
         (self.phase, self.response) = (Phase::Head, EMPTY);
     }
 
     /// Reads received bytes from `input` and sets `filled` to the number of bytes that remain at its front. Returns
     /// the response once it is complete.
-    pub(crate) fn read(&mut self, input: &mut [u8], filled: &mut usize) -> Result<Option<Response>, Invalid> {
+    ///
+    /// # Errors
+    /// The bytes are no response. The connection cannot be used further.
+    pub fn read(&mut self, input: &mut [u8], filled: &mut usize) -> Result<Option<Response>, Invalid> {
         let mut at = 0;
         let result = loop {
             let rest = &input[at..*filled];
@@ -108,7 +112,7 @@ impl ResponseReader {
     }
 
     /// Handles the end of the connection. Returns the response if this end completes it.
-    pub(crate) fn end(&self) -> Option<Response> {
+    pub fn end(&self) -> Option<Response> {
         matches!(self.phase, Phase::UntilClose).then_some(self.response)
     }
 

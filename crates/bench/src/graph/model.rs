@@ -86,6 +86,11 @@ impl GraphService {
 }
 
 impl ServiceGraph {
+    /// Returns the service with this name.
+    pub(super) fn service(&self, name: &str) -> Option<&GraphService> {
+        self.services.iter().find(|service| service.name == name)
+    }
+
     /// Returns the mean number of requests that each service gets for one request to each entry point, in the order of
     /// the services. Errors count as if their script had run.
     pub(super) fn requests(&self) -> Vec<f64> {

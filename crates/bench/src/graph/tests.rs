@@ -85,116 +85,113 @@ fn every_field_is_read() {
     assert_eq!(graph.requests(), [1.0, 2.0, 0.25]);
 }
 
-/// Mistakes in the field of the one service, or in a whole text, with their messages.
+/// Mistakes in a field of the only service, which is on line 4, with their messages.
+const MISTAKES: &[(&str, &str)] = &[
+    (
+        "color: red",
+        "4: services[0].color: unknown field; the fields are name, namespace, cluster, labels, type, numReplicas, \
+            isEntrypoint, errorRate, responseSize, numRbacPolicies, script",
+    ),
+    (
+        "computeUsage: 50%",
+        "4: services[0].computeUsage: isotope does not implement it; remove it, and use `sleep` for \
+            processing time",
+    ),
+    (
+        "requestSize: 1",
+        "4: services[0].requestSize: it is a default of all calls; move it to `defaults`, or write `size` in a call",
+    ),
+    ("type: tcp", "4: services[0].type: must be http or grpc"),
+    ("numReplicas: 0", "4: services[0].numReplicas: must be a whole number from 1 to 10000"),
+    ("numReplicas: many", "4: services[0].numReplicas: must be a whole number from 1 to 10000"),
+    ("numRbacPolicies: -1", "4: services[0].numRbacPolicies: must be a whole number from 0 to 1000"),
+    ("errorRate: 5", "4: services[0].errorRate: must be a percentage such as 0.1%, or a number from 0 to 1"),
+    (
+        "errorRate: 101%",
+        "4: services[0].errorRate: \"101%\" is not a percentage; write 0% to 100%, such as 0.1%, or a number \
+            from 0 to 1",
+    ),
+    (
+        "responseSize: 1 XB",
+        "4: services[0].responseSize: \"1 XB\" is not a size; write bytes, or a size such as 10K, 1 KB or 1.5 MiB",
+    ),
+    ("responseSize: -1", "4: services[0].responseSize: a size must be from 0 to 1 GiB"),
+    (
+        "responseSize: 1.5",
+        "4: services[0].responseSize: must be a size; write bytes, or a size such as 10K, 1 KB or 1.5 MiB",
+    ),
+    (
+        "namespace: Shop",
+        "4: services[0].namespace: \"Shop\" must be 1 to 63 lower-case letters, digits and hyphens, begin with a \
+            letter, and not end with a hyphen",
+    ),
+    ("labels: [x]", "4: services[0].labels: must be a mapping of names to texts"),
+    ("labels: {x: 1}", "4: services[0].labels.x: must be text; write it in quotes if it is one"),
+    ("script: {sleep: 1s}", "4: services[0].script: must be a list; write each item after `- `"),
+    ("script: [wait]", "4: services[0].script[0]: must be a mapping with sleep, call"),
+    ("script: [{}]", "4: services[0].script[0]: a command must have `sleep` or `call`"),
+    ("script: [{wait: 1s}]", "4: services[0].script[0].wait: unknown field; the fields are sleep, call"),
+    (
+        "script: [{sleep: 1s, call: a}]",
+        "4: services[0].script[0]: a command is either `sleep` or `call`; write two steps, or a \
+            list of both to run them concurrently",
+    ),
+    ("script: [[]]", "4: services[0].script[0]: the step has no command; remove it"),
+    (
+        "script: [[[{sleep: 1s}]]]",
+        "4: services[0].script[0][0]: the commands of a step run concurrently and must not be lists; \
+            write its commands directly",
+    ),
+    (
+        "script: [{sleep: 10}]",
+        "4: services[0].script[0].sleep: must be a duration such as 10ms; distributions of isotope's \
+            earlier versions are not supported, write their mean",
+    ),
+    (
+        "script: [{sleep: 10 ms}]",
+        "4: services[0].script[0].sleep: \"10 ms\" is not a duration, such as 5s, 1m30s or 250ms",
+    ),
+    ("script: [{sleep: 2h}]", "4: services[0].script[0].sleep: \"2h\" is longer than the maximum of 1h"),
+    ("script: [{call: {size: 1}}]", "4: services[0].script[0].call: must have `service`"),
+    (
+        "script: [{call: {service: b, payloadSize: 1}}]",
+        "4: services[0].script[0].call.payloadSize: isotope reads `size`; rename the field",
+    ),
+    (
+        "script: [{call: {service: b, probability: 0}}]",
+        "4: services[0].script[0].call.probability: must be a whole number from 1 to \
+            100; a call without `probability` is always made",
+    ),
+    (
+        "script: [{call: {service: b, hostname: 'http://b'}}]",
+        "4: services[0].script[0].call.hostname: \"http://b\" must be a host \
+            name, or a host name and a port (`b.shop:8080`)",
+    ),
+    (
+        "script: [{call: {service: b, extra-header: {Host: x}}}]",
+        "4: services[0].script[0].call.extra-header.Host: the mock service \
+            sets this header itself; remove it",
+    ),
+    (
+        "script: [{call: {service: b, extra-header: {'a b': x}}}]",
+        "4: services[0].script[0].call.extra-header[a b]: is not a header \
+            of HTTP; correct its name or value",
+    ),
+    (
+        "script: [{call: b}]",
+        "4: services[0].script[0].call: there is no service b; correct the name, or add the service",
+    ),
+    (
+        "script: [{call: a}]",
+        "4: services[0].script[0].call: the calls a -> a are a cycle without end; remove one of them",
+    ),
+];
+
 #[test]
 fn mistakes_have_line_field_and_remedy() {
-    let service = |fields: &str| format!("services:\n- name: a\n  isEntrypoint: true\n  {fields}\n");
-    let field = "services[0]";
-    for (fields, expected) in [
-        (
-            "color: red",
-            "4: services[0].color: unknown field; the fields are name, namespace, cluster, labels, type, numReplicas, \
-            isEntrypoint, errorRate, responseSize, numRbacPolicies, script",
-        ),
-        (
-            "computeUsage: 50%",
-            "4: services[0].computeUsage: isotope does not implement it; remove it, and use `sleep` for \
-            processing time",
-        ),
-        (
-            "requestSize: 1",
-            "4: services[0].requestSize: it is a default of all calls; move it to `defaults`, or write `size` in a call",
-        ),
-        ("type: tcp", "4: services[0].type: must be http or grpc"),
-        ("numReplicas: 0", "4: services[0].numReplicas: must be a whole number from 1 to 10000"),
-        ("numReplicas: many", "4: services[0].numReplicas: must be a whole number from 1 to 10000"),
-        ("numRbacPolicies: -1", "4: services[0].numRbacPolicies: must be a whole number from 0 to 1000"),
-        (
-            "errorRate: 5",
-            "4: services[0].errorRate: must be a percentage such as 0.1%, or a number from 0 to 1",
-        ),
-        (
-            "errorRate: 101%",
-            "4: services[0].errorRate: \"101%\" is not a percentage; write 0% to 100%, such as 0.1%, or a number \
-            from 0 to 1",
-        ),
-        (
-            "responseSize: 1 XB",
-            "4: services[0].responseSize: \"1 XB\" is not a size; write bytes, or a size such as 10K, 1 KB or 1.5 MiB",
-        ),
-        ("responseSize: -1", "4: services[0].responseSize: a size must be from 0 to 1 GiB"),
-        (
-            "responseSize: 1.5",
-            "4: services[0].responseSize: must be a size; write bytes, or a size such as 10K, 1 KB or 1.5 MiB",
-        ),
-        (
-            "namespace: Shop",
-            "4: services[0].namespace: \"Shop\" must be 1 to 63 lower-case letters, digits and hyphens, begin with a \
-            letter, and not end with a hyphen",
-        ),
-        ("labels: [x]", "4: services[0].labels: must be a mapping of names to texts"),
-        ("labels: {x: 1}", "4: services[0].labels.x: must be text; write it in quotes if it is one"),
-        ("script: {sleep: 1s}", "4: services[0].script: must be a list; write each item after `- `"),
-        ("script: [wait]", "4: services[0].script[0]: must be a mapping with sleep, call"),
-        ("script: [{}]", "4: services[0].script[0]: a command must have `sleep` or `call`"),
-        ("script: [{wait: 1s}]", "4: services[0].script[0].wait: unknown field; the fields are sleep, call"),
-        (
-            "script: [{sleep: 1s, call: a}]",
-            "4: services[0].script[0]: a command is either `sleep` or `call`; write two steps, or a \
-            list of both to run them concurrently",
-        ),
-        ("script: [[]]", "4: services[0].script[0]: the step has no command; remove it"),
-        (
-            "script: [[[{sleep: 1s}]]]",
-            "4: services[0].script[0][0]: the commands of a step run concurrently and must not be lists; \
-            write its commands directly",
-        ),
-        (
-            "script: [{sleep: 10}]",
-            "4: services[0].script[0].sleep: must be a duration such as 10ms; distributions of isotope's \
-            earlier versions are not supported, write their mean",
-        ),
-        (
-            "script: [{sleep: 10 ms}]",
-            "4: services[0].script[0].sleep: \"10 ms\" is not a duration, such as 5s, 1m30s or 250ms",
-        ),
-        ("script: [{sleep: 2h}]", "4: services[0].script[0].sleep: \"2h\" is longer than the maximum of 1h"),
-        ("script: [{call: {size: 1}}]", "4: services[0].script[0].call: must have `service`"),
-        (
-            "script: [{call: {service: b, payloadSize: 1}}]",
-            "4: services[0].script[0].call.payloadSize: isotope reads `size`; rename the field",
-        ),
-        (
-            "script: [{call: {service: b, probability: 0}}]",
-            "4: services[0].script[0].call.probability: must be a whole number from 1 to \
-            100; a call without `probability` is always made",
-        ),
-        (
-            "script: [{call: {service: b, hostname: 'http://b'}}]",
-            "4: services[0].script[0].call.hostname: \"http://b\" must be a host \
-            name, or a host name and a port (`b.shop:8080`)",
-        ),
-        (
-            "script: [{call: {service: b, extra-header: {Host: x}}}]",
-            "4: services[0].script[0].call.extra-header.Host: the mock service \
-            sets this header itself; remove it",
-        ),
-        (
-            "script: [{call: {service: b, extra-header: {'a b': x}}}]",
-            "4: services[0].script[0].call.extra-header[a b]: is not a header \
-            of HTTP; correct its name or value",
-        ),
-        (
-            "script: [{call: b}]",
-            "4: services[0].script[0].call: there is no service b; correct the name, or add the service",
-        ),
-        (
-            "script: [{call: a}]",
-            "4: services[0].script[0].call: the calls a -> a are a cycle without end; remove one of them",
-        ),
-    ] {
-        let text = service(fields);
-        assert_eq!(format::parse(&text).unwrap_err(), expected, "{field}: {fields}");
+    for (fields, expected) in MISTAKES {
+        let text = format!("services:\n- name: a\n  isEntrypoint: true\n  {fields}\n");
+        assert_eq!(format::parse(&text).unwrap_err(), *expected, "{fields}");
     }
 }
 
