@@ -12,7 +12,7 @@ use std::{
 };
 
 /// Subcommands whose options documents mention without the command.
-const SUBCOMMANDS: [&str; 28] = [
+const SUBCOMMANDS: [&str; 32] = [
     "up",
     "analyze",
     "call",
@@ -37,6 +37,10 @@ const SUBCOMMANDS: [&str; 28] = [
     "bench diff",
     "bench dns",
     "bench gateway",
+    "bench graph convert kubernetes",
+    "bench graph generate star",
+    "bench graph generate tree",
+    "bench graph serve",
     "bench instructions",
     "bench report",
     "bench run",
