@@ -126,12 +126,12 @@ fn summary(graph: &ServiceGraph) -> String {
         .map(|(service, _)| service.name.as_str())
         .collect();
     text.push_str(&format!(
-        "\n\n{} services, {replicas} replicas, {} requests for one request to each entry point\n",
+        "\n\nservices: {}, replicas: {replicas}, requests for one request to each entry point: {}\n",
         graph.services.len(),
         number(total)
     ));
     if !unreachable.is_empty() {
-        text.push_str(&format!("no request reaches {}\n", unreachable.join(", ")));
+        text.push_str(&format!("services without a request: {}\n", unreachable.join(", ")));
     }
     text
 }

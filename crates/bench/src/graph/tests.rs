@@ -413,7 +413,7 @@ fn a_check_shows_requests_and_unreachable_services() {
     let text = summary(&graph);
     assert!(text.contains("| stock   | grpc |        2 |  0.5 % |   16 KiB |        2 |"), "{text}");
     assert!(text.contains("| price   | grpc |        2 |  0.5 % |   16 KiB |     0.25 |"), "{text}");
-    let end = "\n\n4 services, 7 replicas, 3.25 requests for one request to each entry point\nno request reaches spare\n";
+    let end = "\n\nservices: 4, replicas: 7, requests for one request to each entry point: 3.25\nservices without a request: spare\n";
     assert!(text.ends_with(end), "{text}");
 }
 
