@@ -24,6 +24,8 @@ mod snapshot;
 const REMEMBERED: usize = 2_048;
 /// Minimum number of resources of a type for which the layer also keeps their encoded sequence.
 const MIN_ENCODED: usize = 16;
+/// Maximum number of names in an edit that is kept ([`ListEdit`]).
+const MAX_EDITED: usize = 64;
 
 /// Resources that many clients share. A clone shares everything.
 #[derive(Clone, Debug, Default)]
@@ -261,6 +263,15 @@ impl NameEdit<'_> {
 }
 
 impl ListEdit {
+    /// Returns an edit that is kept: one that follows a change of the mesh. The edits of new clients, and of clients that
+    /// list many other names, concern no other client, and their names would outlive their streams.
+    fn new(before: &Arc<[Arc<str>]>, edit: NameEdit<'_>, after: &Arc<[Arc<str>]>) -> Option<Self> {
+        let (removes, names) = edit.parts();
+        let is_kept = names.len() <= MAX_EDITED && before.len().abs_diff(after.len()) <= names.len();
+        let (before, after) = (Arc::clone(before), Arc::clone(after));
+        is_kept.then(|| Self { before, removes, names: names.into(), after })
+    }
+
     /// Returns the result if this is the edit of that list.
     fn result(&self, before: &Arc<[Arc<str>]>, edit: NameEdit<'_>) -> Option<&Arc<[Arc<str>]>> {
         let is_same = Arc::ptr_eq(&self.before, before) && edit.parts() == (self.removes, &self.names);
@@ -317,14 +328,18 @@ impl KindLayer {
         for (encoded, former) in self.encoded.iter_mut().zip(&mut self.former) {
             *former = encoded.take().or(former.take());
         }
-        self.names = OnceLock::new();
-        self.list_edit = OnceLock::new();
+        self.forget_list();
         self.changes.push_back((generation, name));
         if self.changes.len() > REMEMBERED
             && let Some((generation, _)) = self.changes.pop_front()
         {
             self.forgotten = generation;
         }
+    }
+
+    /// Forgets the list of all names. It must be called after a name was added or removed, also in the layer below.
+    fn forget_list(&mut self) {
+        (self.names, self.list_edit) = Default::default();
     }
 
     /// Records aliases that were added or removed.

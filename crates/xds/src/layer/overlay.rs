@@ -44,6 +44,11 @@ impl Layer {
                     self.generation = generation;
                 }
             }
+            let is_in = |of_kind: &KindLayer, name: &str| of_kind.by_name.contains_key(name);
+            let mut names = changed.iter().map(|name| is_in(below.0, name) != is_in(below.1, name));
+            if self.kinds[index].names.get().is_some() && names.any(|differs| differs) {
+                Arc::make_mut(&mut self.kinds[index]).forget_list();
+            }
         }
     }
 
@@ -82,7 +87,8 @@ impl KindLayer {
         self.changes = changes.into();
         self.forgotten = self.forgotten.max(above.forgotten);
         self.changed_aliases = AliasLog::forget(&self.changed_aliases, &above.changed_aliases);
-        (self.aliases, self.names) = Default::default();
+        self.aliases = Default::default();
+        self.forget_list();
         for (encoded, former) in self.encoded.iter_mut().zip(&mut self.former) {
             *former = encoded.take().or(former.take());
         }
@@ -155,7 +161,7 @@ impl Placed {
                 above.note_aliases(generation, changed);
             }
         } else {
-            above.names = Default::default();
+            above.forget_list();
         }
     }
 }

@@ -140,27 +140,27 @@ impl Snapshot {
 
     /// Returns the shared list of all names, if these names are equal to it; otherwise the same list.
     pub(crate) fn share_names(&self, kind: Kind, names: &Arc<[Arc<str>]>) -> Arc<[Arc<str>]> {
+        Arc::clone(self.list_of_all(kind, names).map_or(names, |(_, all)| all))
+    }
+
+    /// Returns the shared list of all names and the layer that has it, if these names are equal to it.
+    fn list_of_all(&self, kind: Kind, names: &Arc<[Arc<str>]>) -> Option<(&KindLayer, &Arc<[Arc<str>]>)> {
         let (local, shared) = (self.local.of_kind(kind), self.shared.of_kind(kind));
-        let is_own = self.has_own_list(kind);
-        let of_kind = if is_own { local } else { shared };
-        if let Some(known) = of_kind.names.get().filter(|known| *known == names) {
-            return Arc::clone(known);
+        // A shorter list lacks a name of the namespace. Most lists do, so the layers are not compared for them.
+        if names.len() < local.by_name.len() || names.len() + local.hides.len() < shared.by_name.len() {
+            return None;
         }
-        if !is_own {
-            let known = || shared.by_name.keys();
-            let is_equal =
-                || names.len() == known().len() && names.iter().zip(known()).all(|(one, other)| one == other);
-            if !is_equal() {
-                return Arc::clone(names);
-            }
-            return Arc::clone(shared.names.get_or_init(|| shared.by_name.keys().cloned().collect()));
-        }
-        if names.len() == self.count(kind) - self.own.of_kind(kind).by_name.len()
-            && names.iter().all(|name| self.entry(kind, name).is_some())
-        {
-            return Arc::clone(local.names.get_or_init(|| Arc::clone(names)));
-        }
-        Arc::clone(names)
+        let is_replaced = local.hides.len() == local.by_name.len()
+            && local.by_name.keys().all(|name| shared.by_name.contains_key(name));
+        // The names of a namespace that hides or adds resources are a list of their own.
+        let of_kind = if is_replaced { shared } else { local };
+        let all = of_kind.names.get_or_init(|| {
+            let visible = shared.by_name.keys().filter(|name| !local.hides.contains_key(*name));
+            let mut all: Vec<_> = visible.chain(local.by_name.keys()).cloned().collect();
+            all.sort_unstable();
+            all.into()
+        });
+        (all == names).then_some((of_kind, all))
     }
 
     /// Returns the result of an edit of a list of names, which `apply` makes, as [`Snapshot::share_names`] returns it.
@@ -173,25 +173,19 @@ impl Snapshot {
         edit: NameEdit<'_>,
         apply: impl FnOnce() -> Arc<[Arc<str>]>,
     ) -> Arc<[Arc<str>]> {
-        let layer = if self.has_own_list(kind) { &self.local } else { &self.shared };
-        let of_kind = layer.of_kind(kind);
-        if let Some(after) = of_kind.list_edit.get().and_then(|known| known.result(before, edit)) {
+        let layers = [&self.local, &self.shared].map(|layer| layer.of_kind(kind).list_edit.get());
+        if let Some(after) = layers.into_iter().flatten().find_map(|known| known.result(before, edit)) {
             return Arc::clone(after);
         }
-        let after = self.share_names(kind, &apply());
-        if of_kind.names.get().is_some_and(|all| Arc::ptr_eq(all, &after)) {
-            let (removes, names) = edit.parts();
-            let (before, after) = (Arc::clone(before), Arc::clone(&after));
-            _ = of_kind.list_edit.set(ListEdit { before, removes, names: names.into(), after });
+        let after = apply();
+        if Arc::ptr_eq(&after, before) {
+            return after;
         }
-        after
-    }
-
-    /// Returns true if the list of all names is not that of the shared layer: the namespace adds or hides names.
-    fn has_own_list(&self, kind: Kind) -> bool {
-        let (local, shared) = (self.local.of_kind(kind), self.shared.of_kind(kind));
-        local.hides.len() != local.by_name.len()
-            || local.by_name.keys().any(|name| !shared.by_name.contains_key(name))
+        let Some((of_kind, all)) = self.list_of_all(kind, &after) else { return after };
+        if let Some(edit) = ListEdit::new(before, edit, all) {
+            _ = of_kind.list_edit.set(edit);
+        }
+        Arc::clone(all)
     }
 
     /// Returns the resource of each of some sorted names, and whether it changed after a generation.

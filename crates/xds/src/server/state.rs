@@ -60,8 +60,9 @@
 //! "Eventual consistency considerations" of the protocol, make before break:
 //! - Clusters and endpoints are sent before the listeners and routes that use them ([`Kind::ALL`]).
 //! - Removals of clusters and endpoints are sent after the listeners and routes that no longer refer to them. A client
-//!   applies responses in the order of the stream, so they may follow at once. In the state of the world this holds only
-//!   while no cluster changes, because each response lists all clusters.
+//!   applies responses in the order of the stream, so they may follow routes at once. They wait until listeners are
+//!   acknowledged: a client may use a former listener until it has what the new one needs. In the state of the world
+//!   this holds only while no cluster changes, because each response lists all clusters.
 //! - Listeners and routes wait until the endpoints of new clusters are sent. No request is then routed to a cluster that
 //!   is not ready. The wait ends after a timeout, because some clients never request endpoints.
 
@@ -325,7 +326,8 @@ impl Session {
                 return Ok(pushes);
             }
         }
-        if !self.is_holding() {
+        let listeners_are_settled = self.subscriptions[Kind::Listener as usize].in_flight.is_none();
+        if !self.is_holding() && listeners_are_settled {
             for kind in [Kind::Cluster, Kind::Endpoint] {
                 self.push(kind, snapshot, true, &mut pushes)?;
             }

@@ -1,6 +1,7 @@
 //! Lists of names: their bytes, and what streams share.
 
 use super::*;
+use crate::layer::Edits;
 
 #[test]
 fn unknown_names_are_counted_while_they_are_held() {
@@ -95,4 +96,72 @@ fn clients_that_edit_a_shared_list_share_the_result() {
         let names = &client.subscriptions[Endpoint as usize].names;
         names.0.len() == MANY - 1 && !names.contains(&all[0]) && names.contains(&all[1])
     }));
+}
+
+/// A namespace with a Service of its own has a list of its own, which changes with the shared layer.
+#[test]
+fn lists_of_a_namespace_follow_the_shared_layer() {
+    let set = |layer: &mut Layer, generation, name: &str| {
+        layer.set(generation, Resource::from_body(Endpoint, name, Bytes::from_static(b"1")));
+    };
+    let ask_all = |session: &mut Session, snapshot: &Snapshot, request| {
+        session.request(request, snapshot, &mut |_| {});
+        let pushes = session.pushes(snapshot).unwrap();
+        pushes.iter().flat_map(|push| &push.resources).map(|sent| sent.name.to_string()).collect::<Vec<_>>()
+    };
+    for form in [Form::Delta, Form::Sotw] {
+        let (mut shared, mut local) = (Layer::default(), Layer::default());
+        set(&mut shared, 1, "a");
+        set(&mut shared, 1, "b");
+        let mut edits = Edits::default();
+        edits.set(Resource::from_body(Endpoint, "private", Bytes::from_static(b"1")));
+        local.edit_over(1, (&Layer::default(), &shared), edits);
+        let snapshot = |local: &Layer, shared: &Layer| Snapshot {
+            local: Arc::new(local.clone()),
+            shared: Arc::new(shared.clone()),
+            ..Snapshot::default()
+        };
+        let now = snapshot(&local, &shared);
+        let mut clients = [(); 2].map(|()| Session::new(form, Arc::default(), Arc::default()));
+        for client in &mut clients {
+            let sent = ask_all(client, &now, ask(Endpoint, 0, &["a", "b", "private"]));
+            assert_eq!(sent.len(), 3);
+            ask_all(
+                client,
+                &now,
+                ask(Endpoint, 1, if form == Form::Sotw { &["a", "b", "private"] } else { &[] }),
+            );
+        }
+
+        let before = shared.clone();
+        set(&mut shared, 2, "c");
+        local.edit_over(2, (&before, &shared), Edits::default());
+        let now = snapshot(&local, &shared);
+        let (all, new): (&[&str], &[&str]) = (&["a", "b", "c", "private"], &["c"]);
+        for client in &mut clients {
+            let names = if form == Form::Sotw { all } else { new };
+            assert_eq!(ask_all(client, &now, ask(Endpoint, 1, names)), ["c"], "{form:?}");
+            let acknowledgement = ask(Endpoint, 2, if form == Form::Sotw { all } else { &[] });
+            assert!(ask_all(client, &now, acknowledgement).is_empty(), "{form:?}");
+            assert_eq!(client.subscriptions[Endpoint as usize].names.0.len(), 4, "{form:?}");
+        }
+        let list = |client: &Session| Arc::as_ptr(&client.subscriptions[Endpoint as usize].names.0);
+        assert!(std::ptr::addr_eq(list(&clients[0]), list(&clients[1])), "{form:?}: each has its own");
+
+        let before = shared.clone();
+        shared.remove(3, Endpoint, "a");
+        local.edit_over(3, (&before, &shared), Edits::default());
+        let now = snapshot(&local, &shared);
+        for client in &mut clients {
+            client.pushes(&now).unwrap();
+            let less = match form {
+                Form::Delta => SubscriptionRequest { unsubscribe: vec!["a".into()], ..ask(Endpoint, 3, &[]) },
+                Form::Sotw => ask(Endpoint, 2, &["b", "c", "private"]),
+            };
+            ask_all(client, &now, less);
+            let names = &client.subscriptions[Endpoint as usize].names;
+            assert!(!names.contains("a") && names.contains("c") && names.0.len() == 3, "{form:?}");
+        }
+        assert!(std::ptr::addr_eq(list(&clients[0]), list(&clients[1])), "{form:?}: each has its own");
+    }
 }
