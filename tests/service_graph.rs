@@ -1,6 +1,6 @@
 //! A service graph of isotope, converted and run: each service gets the requests that the graph implies.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+#![expect(clippy::panic, reason = "a test fails by panic")]
 
 use std::{fs, process::Command};
 
