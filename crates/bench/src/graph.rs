@@ -1,8 +1,8 @@
 //! `skysail bench graph`: graphs of services in the format of isotope, the topology benchmark of Istio.
 //!
-//! [`format`](mod@format) reads a graph into the [`model`], [`check`] refuses what could not run, and [`write`](mod@write) writes it.
-//! [`generate`] makes graphs, [`kubernetes`] and [`graphviz`] convert them.
-//! [`serve`] is the mock service.
+//! [`format`](mod@format) reads a graph into the [`model`], [`check`](mod@check) refuses what could not run, and
+//! [`write`](mod@write) writes it. [`generate`] makes graphs, [`kubernetes`] and [`graphviz`] convert them. [`serve`]
+//! is the mock service.
 
 mod check;
 mod format;
