@@ -245,6 +245,7 @@ pub(crate) fn outside(args: UpArgs) -> anyhow::Result<u8> {
 pub(crate) fn inside(args: InsideArgs) -> anyhow::Result<u8> {
     let order: Inside =
         serde_json::from_str(&args.order).context("reading the settings of the outer process")?;
+    isolate::install_handlers()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let code = isolate::with_reaper(|| runtime.block_on(monitor(order)))?;
     // This is process 1 of the PID namespace: when it ends, every process in the namespace ends.

@@ -46,8 +46,8 @@ use crate::{
 const REAP: Duration = Duration::from_millis(500);
 /// Time between the end signal and SIGKILL.
 const ENDING: Duration = Duration::from_secs(8);
-/// Interval at which a signal is sent to the inner process again until it ends. The kernel discards a signal to process
-/// 1 of a PID namespace while that process has no handler for it.
+/// Interval at which a signal is sent to the inner process again until it ends. A signal has no effect before the inner
+/// process waits for it ([`install_handlers`]).
 const REPEAT: Duration = Duration::from_millis(100);
 /// The signals that end a mesh.
 const END_SIGNALS: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
@@ -167,6 +167,26 @@ async fn supervise(arguments: &[OsString], channel: Option<UnixStream>) -> Resul
 pub(crate) fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     u8::try_from(code).unwrap_or(1)
+}
+
+/// Installs handlers of the signals that the inner process receives. They have no effect until the process waits for the
+/// signals.
+///
+/// The inner process must call this before it creates a thread. The kernel discards a signal to process 1 that has no
+/// handler. However, the signal ends the process if the first thread blocks signals at that time and another thread
+/// does not. A thread blocks signals while it creates another thread.
+///
+/// # Errors
+/// When the kernel refuses the handlers.
+pub fn install_handlers() -> Result<(), Error> {
+    let failed = "installing signal handlers";
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().context(failed)?;
+    // The handlers remain installed after the runtime's end.
+    let _entered = runtime.enter();
+    for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
+        signal(kind).context(failed)?;
+    }
+    Ok(())
 }
 
 /// Sets up the inner process. Returns its process id outside, by which `skysail exec` finds it, and the socket to the
