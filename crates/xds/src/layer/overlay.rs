@@ -169,7 +169,9 @@ impl Placed {
 /// Returns the names of a type that differ between two states of a layer, or that changed in between.
 fn changed_names((before, after): (&KindLayer, &KindLayer)) -> BTreeSet<Arc<str>> {
     let since = before.last_change();
-    if since >= after.forgotten && since > 0 {
+    // Without a change before, the layer after may have changes of the first generation, which is 0.
+    let is_logged = since > 0 || !before.changes.is_empty();
+    if is_logged && since >= after.forgotten {
         return after.changed_since(since).cloned().collect();
     }
     let version = |of_kind: &KindLayer, name: &str| {
