@@ -184,7 +184,7 @@ pub fn install_handlers() -> Result<(), Error> {
     // The handlers remain installed after the runtime's end.
     let _entered = runtime.enter();
     for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
-        signal(kind).context(failed)?;
+        let _ = signal(kind).context(failed)?;
     }
     Ok(())
 }
