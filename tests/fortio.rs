@@ -117,7 +117,7 @@ fn each_reads_the_results_of_the_other() {
     let (_server, [http, ..]) = our_server();
     let flags = |labels| {
         format!(
-            "-qps 400 -c 4 -t 1s -uniform -labels {labels} -allow-initial-errors http://{http}/?status=503:20"
+            "-qps 400 -c 4 -n 400 -uniform -labels {labels} -allow-initial-errors http://{http}/?status=503:20"
         )
     };
     let mut command = skysail();

@@ -109,7 +109,7 @@ async fn a_chunk_is_forwarded_before_the_next_arrives() {
 async fn a_receiver_that_stalls_does_not_make_the_processor_late() {
     let upstream = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let own = files::cluster("direct", upstream.local_addr().unwrap(), false);
-    let config = files::with(mode(BOTH, "NONE"), &json!({"message_timeout": "0.5s"}));
+    let config = files::with(mode(BOTH, "NONE"), &json!({"message_timeout": "3s"}));
     let proxies = processed::both_at(&config, &files::to("direct"), &[], &[own]).await;
     let request = post("/a", &"x".repeat(16_000_000));
     for (number, proxy) in proxies.iter().enumerate() {
@@ -119,8 +119,8 @@ async fn a_receiver_that_stalls_does_not_make_the_processor_late() {
         };
         let serve = async {
             let (mut stream, _) = within(upstream.accept()).await.unwrap();
-            // The stall of a server that has no time for the body.
-            tokio::time::sleep(STALL).await;
+            // The stall of a server that has no time for the body, longer than the timeout of a message.
+            tokio::time::sleep(2 * STALL).await;
             let (mut got, mut block) = (0, vec![0; 1 << 20]);
             loop {
                 let count = within(stream.read(&mut block)).await.unwrap();
