@@ -27,6 +27,7 @@ pub(crate) struct Load {
     /// Bytes of the body of a request, and of a response.
     pub(crate) payload: usize,
     pub(crate) warmup: Duration,
+    /// Measured time. It is extended until a response has arrived, by `MAX_EXTENSION` at most.
     pub(crate) window: Duration,
     /// Certificates of the client, if it uses mutual TLS itself.
     pub(crate) tls: Option<Tls>,
@@ -61,6 +62,9 @@ impl Traffic {
         }
     }
 }
+
+/// Maximum time by which a window is extended if no response has arrived in it.
+const MAX_EXTENSION: Duration = Duration::from_secs(60);
 
 /// Boundary of the measured window, at which the caller takes its own samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use std::{
 use anyhow::Context as _;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use super::{Load, LoadOutcome, WindowBoundary};
+use super::{Load, LoadOutcome, MAX_EXTENSION, WindowBoundary};
 use crate::{clock, schedule::nanoseconds, stream::Stream};
 
 const WRITE: usize = 64 << 10;
@@ -35,7 +35,7 @@ pub(super) fn drive(load: &Load, mut on_boundary: impl FnMut(WindowBoundary)) ->
             (sent, begun) = (0, true);
             on_boundary(WindowBoundary::Begin);
         }
-        if now >= end {
+        if now >= end && (sent >= UNIT || now >= end + nanoseconds(MAX_EXTENSION)) {
             on_boundary(WindowBoundary::End);
             let units = sent / UNIT;
             return Ok(LoadOutcome { requests: units, answered_in_window: units, ..LoadOutcome::new()? });

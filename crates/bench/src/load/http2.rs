@@ -1,7 +1,7 @@
 //! Requests over HTTP/2 with prior knowledge, on one thread. Each connection has a number of streams. Each stream
 //! sends its next request when the last one is answered.
 
-use std::{cell::RefCell, net::SocketAddr, rc::Rc};
+use std::{cell::RefCell, net::SocketAddr, rc::Rc, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
@@ -11,11 +11,14 @@ use skysail_load::server::WINDOW;
 use tokio::{
     net::TcpStream,
     task::{JoinSet, LocalSet},
-    time::Instant,
+    time::{Instant, sleep, sleep_until},
 };
 
-use super::{Load, LoadOutcome, WindowBoundary};
+use super::{Load, LoadOutcome, MAX_EXTENSION, WindowBoundary};
 use crate::clock;
+
+/// Interval of the polls for a first response after the end of the window.
+const POLL: Duration = Duration::from_millis(10);
 
 struct State {
     body: Bytes,
@@ -51,9 +54,16 @@ async fn run(
             tasks.spawn_local(send_requests(sender.clone(), Rc::clone(&state)));
         }
     }
+    let needs_answer = |until| state.borrow().outcome.answered_in_window == 0 && Instant::now() < until;
     for (boundary, at) in [(WindowBoundary::Begin, begin), (WindowBoundary::End, begin + load.window)] {
+        let reached = async {
+            sleep_until(at).await;
+            while boundary == WindowBoundary::End && needs_answer(at + MAX_EXTENSION) {
+                sleep(POLL).await;
+            }
+        };
         tokio::select! {
-            () = tokio::time::sleep_until(at) => {}
+            () = reached => {}
             Some(ended) = tasks.join_next() => ended?.context("a connection was lost")?,
         }
         state.borrow_mut().in_window = boundary == WindowBoundary::Begin;

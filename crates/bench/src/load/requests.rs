@@ -22,7 +22,7 @@ use nix::{
     },
 };
 
-use super::{Load, LoadOutcome, Traffic, WindowBoundary, sequence};
+use super::{Load, LoadOutcome, MAX_EXTENSION, Traffic, WindowBoundary, sequence};
 use crate::{
     clock, http1,
     schedule::{Schedule, nanoseconds},
@@ -43,8 +43,9 @@ pub(super) fn drive(load: &Load, mut on_boundary: impl FnMut(WindowBoundary)) ->
     generator.start = start;
 
     let begin = start + nanoseconds(load.warmup);
-    let end = begin + nanoseconds(load.window);
-    let (mut give_up, mut done) = (end + nanoseconds(GRACE), 0);
+    let mut end = begin + nanoseconds(load.window);
+    let extended = end + nanoseconds(MAX_EXTENSION);
+    let (mut give_up, mut done) = (u64::MAX, 0);
     let mut next = Some(WindowBoundary::Begin);
     generator.start_closed_loop()?;
     let mut events = [EpollEvent::empty(); 256];
@@ -55,26 +56,28 @@ pub(super) fn drive(load: &Load, mut on_boundary: impl FnMut(WindowBoundary)) ->
             generator.in_window = true;
             on_boundary(WindowBoundary::Begin);
         }
-        if next == Some(WindowBoundary::End) && now >= end {
+        let is_over = now >= end && (generator.outcome.answered_in_window > 0 || now >= extended);
+        if next == Some(WindowBoundary::End) && is_over {
             next = None;
+            end = now;
+            give_up = end + nanoseconds(GRACE);
             generator.in_window = false;
             generator.stopped = true;
             on_boundary(WindowBoundary::End);
         }
         generator.release(now)?;
-        if generator.done != done {
+        if next.is_none() && generator.done != done {
             done = generator.done;
             give_up = give_up.max(now + nanoseconds(GRACE)).min(end + nanoseconds(MAX_GRACE));
         }
         if next.is_none() && (generator.settled() || now >= give_up) {
             return Ok(generator.finish());
         }
-        let wake = if now < begin {
-            begin
-        } else if now < end {
-            end
-        } else {
-            give_up
+        let wake = match next {
+            Some(WindowBoundary::Begin) => begin,
+            Some(WindowBoundary::End) if now < end => end,
+            Some(WindowBoundary::End) => extended,
+            None => give_up,
         };
         let pause = u16::try_from((wake.saturating_sub(now)).div_ceil(1_000_000)).unwrap_or(u16::MAX);
         let count = match generator.epoll.wait(&mut events, EpollTimeout::from(pause)) {
