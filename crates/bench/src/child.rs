@@ -166,6 +166,24 @@ impl Running {
         Ok(())
     }
 
+    /// Waits until the output of the process contains a text.
+    ///
+    /// # Errors
+    /// The process has ended, or the text does not appear in time.
+    pub(crate) async fn printed(&mut self, text: &str, limit: Duration) -> anyhow::Result<()> {
+        let deadline = tokio::time::Instant::now() + limit;
+        while self.count_lines(text) == 0 {
+            if let Some(status) = self.child.try_wait()? {
+                anyhow::bail!("{} ended with {status}: {}", self.name, self.output_tail());
+            }
+            if tokio::time::Instant::now() > deadline {
+                anyhow::bail!("{} is not ready after {limit:?}: {}", self.name, self.output_tail());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
     /// Returns the end of the process's output.
     pub(crate) fn output_tail(&self) -> String {
         const MAX: usize = 600;

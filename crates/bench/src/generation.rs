@@ -135,8 +135,6 @@ impl GenerationInput {
 }
 
 impl ProxyKind {
-    pub(crate) const ALL: [Self; 2] = [Self::Sidecar, Self::Gateway];
-
     /// Returns the name in tables.
     pub(crate) fn name(self) -> &'static str {
         match self {

@@ -2,9 +2,10 @@
 //!
 //! [`format`](mod@format) reads a graph into the [`model`], [`check`](mod@check) refuses what could not run, and
 //! [`write`](mod@write) writes it. [`generate`] makes graphs, [`kubernetes`] and [`graphviz`] convert them. [`serve`]
-//! is the mock service.
+//! is the mock service. [`deployment`] makes a mesh to measure from a graph.
 
 mod check;
+mod deployment;
 mod format;
 mod generate;
 mod graphviz;
@@ -18,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 use skysail_core::stdio;
 
+pub(crate) use self::deployment::{CLIENT, GraphDeployment, MeshPolicies};
 use self::{
     generate::GraphShape,
     kubernetes::KubernetesArgs,

@@ -8,7 +8,7 @@
 //! round every peer has one turn for each setting. [`topology`] runs a turn: a server ([`serve`]), the sidecars
 //! ([`peers`]) with their access logs ([`access_log`], [`collect`]), and the load ([`load`]). [`accounting`] reads the kernel's figures of each process. [`report`] writes
 //! the result file and its tables. [`scenario`] runs the same turns as a file describes them, and compares and draws
-//! their results; it also measures the generation of configuration ([`generation`]).
+//! their results; it also measures the generation of configuration ([`generation`]) and a whole mesh ([`mesh`]).
 
 // The standard macros panic when the reader closes the output; `skysail_core::stdio` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -17,13 +17,16 @@ mod compare;
 mod control;
 mod dns;
 mod gateway;
-mod graph;
 mod instructions;
 mod latency;
 mod scenario;
 mod sign;
 // In groups from top to bottom: a group uses the groups below it. Exception: `html` and `results` use `stage`.
 mod stage;
+
+mod mesh;
+
+mod graph;
 
 mod html;
 mod report;

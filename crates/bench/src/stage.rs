@@ -173,11 +173,12 @@ pub(crate) fn enter_network() -> Machine {
     machine(Some("this benchmark does not use SCHED_RR"), &network, Some(foreign_load))
 }
 
-/// Observes the load of other processes. Returns a description of the machine for benchmarks that use no network.
-pub(crate) fn observe_machine() -> Machine {
+/// Observes the load of other processes. Returns a description of the machine for benchmarks that do not enter a network
+/// namespace; `network` describes the network of the turns.
+pub(crate) fn observe_machine(network: &str) -> Machine {
     let foreign_load = foreign_load::observe();
     let described = machine(Some("this benchmark does not use SCHED_RR"), &Ok(()), Some(foreign_load));
-    Machine { network: "not used".to_owned(), ..described }
+    Machine { network: network.to_owned(), ..described }
 }
 
 /// Returns a description of the machine. `no_realtime` is the reason why there is no real-time scheduling.

@@ -271,6 +271,49 @@ fn a_tiny_scenario_of_access_logs_counts_every_entry_and_the_cost_of_collectors(
 }
 
 #[test]
+fn a_tiny_scenario_of_a_mesh_measures_it_with_and_without_sidecars() {
+    let folder = tempfile::tempdir().unwrap();
+    for (scenario, pods) in [("mesh-wide", 4), ("policies", 5), ("tiers", 10)] {
+        let printed = tiny(folder.path(), scenario);
+        assert_eq!(printed["violations"], serde_json::json!([]), "{scenario}");
+        let runs = printed["runs"].as_array().unwrap();
+        let cases = printed["settings"]["cases"].as_array().unwrap();
+        assert!(runs.len() >= 2 && runs.len() == cases.len(), "{runs:?}");
+        for (run, case) in runs.iter().zip(cases) {
+            let number = |name: &str| run[name].as_u64().unwrap();
+            let rate = case["mesh"]["rate"].as_f64().unwrap();
+            assert_eq!((number("pods"), number("failed")), (pods, 0), "{run}");
+            assert!((rate * 0.5..=rate * 2.0).contains(&run["requests"].as_f64().unwrap()), "{run}");
+            assert!(run["requests_in_mesh"].as_f64() > run["requests"].as_f64(), "{run}");
+            let latency =
+                ["p50", "p90", "p99", "p99_9"].map(|name| run["latency_us"][name].as_f64().unwrap());
+            assert!(latency[0] > 0.0 && latency.is_sorted(), "{run}");
+            let has_sidecars = case["peer"] == "skysail";
+            assert_eq!(number("sidecars"), if has_sidecars { pods } else { 0 }, "{run}");
+            for part in ["services", "sidecars", "control"] {
+                let cpu = run["parts"][part]["cpu_us"].as_f64();
+                let is_expected = part == "services" || has_sidecars;
+                // The control plane may have nothing to do.
+                let least = if part == "control" { 0.0 } else { 1.0 };
+                assert_eq!(cpu.is_some_and(|cpu| cpu >= least), is_expected, "{part}: {run}");
+            }
+        }
+    }
+    let drawn = bench(folder.path(), &["report", "results", "--html", "page.html"]);
+    assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
+    let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
+    assert!(
+        page.contains("Permissive and restricted policy") && page.contains("restricted-50/skysail"),
+        "{page}"
+    );
+    let result = "results/mesh-wide.json";
+    let compared = bench(folder.path(), &["diff", result, result]);
+    let text = String::from_utf8_lossy(&compared.stdout);
+    assert!(compared.status.success() && text.contains("| tree/skysail "), "{text}");
+    assert!(!text.contains("tree/none"), "{text}");
+}
+
+#[test]
 fn a_tiny_scenario_of_generation_measures_all_inputs_in_process() {
     let folder = tempfile::tempdir().unwrap();
     let printed = tiny(folder.path(), "generation");
@@ -292,7 +335,7 @@ fn a_tiny_scenario_of_generation_measures_all_inputs_in_process() {
         }
     }
     let number = |input: &str, kind: &str| {
-        let run = runs.iter().find(|run| run["input"] == input).unwrap();
+        let run = runs.iter().find(|run| run["case"] == input).unwrap();
         run["resources"][kind]["number"].as_u64().unwrap()
     };
     // Three services: a secret, an HTTPS server, or an endpoint for each of four ports of each, and the own service.
@@ -333,7 +376,7 @@ fn a_tiny_scenario_of_generation_measures_all_inputs_in_process() {
     assert!(text.contains("Some figures have too few rounds for a confidence of 99 %"), "{text}");
     let refused = bench(folder.path(), &["diff", result, result, "--relative-to", "envoy"]);
     let errors = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && errors.contains("generation has no other peer"), "{errors}");
+    assert!(!refused.status.success() && errors.contains("are compared case by case"), "{errors}");
 }
 
 #[test]

@@ -73,6 +73,10 @@ pub(super) struct ServiceSettings {
     #[arg(long, value_name = "PERCENT", default_value = "0%", value_parser = value::percentage)]
     error_rate: f64,
 
+    /// Probability of each call, in percent.
+    #[arg(long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100))]
+    probability: u32,
+
     /// Processing time before the calls, such as 10ms.
     #[arg(long, value_name = "DURATION", default_value = "0", value_parser = value::sleep)]
     sleep: Duration,
@@ -119,7 +123,7 @@ fn script<'a>(
             size: settings.request_size,
             hostname: None,
             headers: BTreeMap::new(),
-            probability: 100,
+            probability: settings.probability,
         })
     };
     let sleep = (!settings.sleep.is_zero()).then(|| vec![ScriptCommand::Sleep(settings.sleep)]);

@@ -22,6 +22,8 @@ const MAX_CONFIG_MAP: usize = 1 << 20;
 const FOLDER: &str = "/etc/service-graph";
 /// Key of the graph in the ConfigMap, and its file.
 const FILE: &str = "service-graph.yaml";
+/// Image for which `skysail up` runs the mock service.
+const IMAGE: &str = "skysail/graph:1";
 /// Labels that the objects of a service have already.
 const OWN_LABELS: [&str; 2] = ["app", "version"];
 
@@ -37,12 +39,20 @@ pub(super) struct KubernetesArgs {
     namespace: String,
 
     /// Image of the mock service. `skysail up` runs its own program for the default.
-    #[arg(long, value_name = "IMAGE", default_value = "skysail/graph:1")]
+    #[arg(long, value_name = "IMAGE", default_value = IMAGE)]
     image: String,
 
     /// Convert only the services of this cluster.
     #[arg(long, value_name = "NAME")]
     cluster: Option<String>,
+}
+
+impl KubernetesArgs {
+    /// Returns the settings of a conversion for `skysail up`.
+    pub(super) fn of(namespace: &str) -> Self {
+        let file = PathBuf::new();
+        Self { file, namespace: namespace.to_owned(), image: IMAGE.to_owned(), cluster: None }
+    }
 }
 
 /// Returns the objects as YAML, and warnings.

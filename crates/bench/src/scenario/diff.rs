@@ -14,9 +14,8 @@ use serde::Serialize;
 use skysail_core::stdio;
 
 use super::{
-    ScenarioResult,
+    ScenarioResult, cases,
     format::{Figure, MAX_ROUNDS},
-    generation,
     rank::{self, RankTest, Stratum},
     study::{AnyResult, read},
 };
@@ -138,9 +137,8 @@ pub(crate) fn diff(args: &DiffArgs) -> anyhow::Result<bool> {
             args.print(&rows, || text(&rows, args))?;
             Ok(is_accepted(&rows))
         }
-        (AnyResult::Generation(first), AnyResult::Generation(second)) => {
-            generation::diff(args, &first, &second)
-        }
+        (AnyResult::Generation(first), AnyResult::Generation(second)) => cases::diff(args, &first, &second),
+        (AnyResult::Mesh(first), AnyResult::Mesh(second)) => cases::diff(args, &first, &second),
         _ => bail!("A and B are results of different studies; compare results of the same scenario"),
     }
 }

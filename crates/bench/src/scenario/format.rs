@@ -30,6 +30,8 @@ pub(super) enum Study {
     Traffic,
     /// Generation of configuration.
     Generation,
+    /// A whole mesh.
+    Mesh,
 }
 
 impl Study {

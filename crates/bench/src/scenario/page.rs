@@ -11,9 +11,8 @@ use anyhow::{Context as _, ensure};
 use skysail_core::stdio;
 
 use super::{
-    ScenarioResult, csv, figures,
+    ScenarioResult, cases, csv, figures,
     format::{Measure, Published, SizeName},
-    generation,
     study::{AnyResult, read},
     table,
 };
@@ -71,7 +70,8 @@ pub(crate) fn page(args: &PageArgs) -> anyhow::Result<()> {
                     args.istio_csv.iter().map(|file| csv::read(file, &result.report.settings)).collect();
                 body.push_str(&section(result, &further?.concat(), &mut figures));
             }
-            AnyResult::Generation(result) => body.push_str(&generation::section(result, &mut figures)),
+            AnyResult::Generation(result) => body.push_str(&cases::section(result, &mut figures)),
+            AnyResult::Mesh(result) => body.push_str(&cases::section(result, &mut figures)),
         }
     }
     fs::write(&args.html, html::document("Skysail benchmarks", &body))

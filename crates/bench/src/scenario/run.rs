@@ -10,9 +10,11 @@ use serde::Serialize;
 use skysail_core::stdio;
 
 use super::{
-    BENCHMARK, ScenarioResult, csv,
+    BENCHMARK, ScenarioResult,
+    cases::{self, CaseResult, CaseStudy},
+    csv,
     format::{Limit, MAX_ROUNDS, Scenario, SizeName},
-    generation,
+    generation, mesh,
     study::AnyScenario,
     table,
 };
@@ -60,8 +62,8 @@ struct PreparedScenario {
     file: ResultFile,
 }
 
-/// Runs scenarios; those of generation first, because they need no network and no processes. Returns true if all turns
-/// succeeded and all results are accepted.
+/// Runs scenarios; those of traffic last, because they change scheduling and network of this process. Returns true if
+/// all turns succeeded and all results are accepted.
 ///
 /// # Errors
 /// A scenario is invalid, a peer is missing, or a result cannot be written. Scenarios, peers and the folder are checked
@@ -70,7 +72,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
     let scenarios: anyhow::Result<Vec<AnyScenario>> =
         args.scenarios.iter().map(|given| AnyScenario::read(&file_of(given))).collect();
     let folder = args.results.clone().unwrap_or_else(default_folder);
-    let (mut of_traffic, mut of_generation) = (Vec::new(), Vec::new());
+    let (mut of_traffic, mut of_generation, mut of_mesh) = (Vec::new(), Vec::new(), Vec::new());
     for scenario in scenarios? {
         match scenario {
             AnyScenario::Traffic(scenario) => {
@@ -84,15 +86,27 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
                 let file = ResultFile::in_folder(&folder, &scenario.name)?;
                 of_generation.push((scenario, file));
             }
+            AnyScenario::Mesh(scenario) => {
+                let peers = args.environment.programs(&scenario.peers)?;
+                scenario.check_peers(&peers)?;
+                let file = ResultFile::in_folder(&folder, &scenario.name)?;
+                of_mesh.push((scenario, peers, file));
+            }
         }
     }
     let mut is_good = true;
     for (scenario, file) in of_generation {
-        let result = generation::run(scenario, args.size, args.rounds, stage::observe_machine())?;
-        let output = args.environment.output;
-        publish(&result, file, output, result.violations(), || generation::markdown(&result))?;
-        is_good &= result.is_complete() && result.violations().is_empty();
-        if result.is_interrupted() {
+        let result = generation::run(scenario, args.size, args.rounds, stage::observe_machine("not used"))?;
+        is_good &= publish_cases(&result, file, args.environment.output)?;
+        if result.report.interrupted {
+            return Ok(false);
+        }
+    }
+    for (scenario, peers, file) in of_mesh {
+        let machine = stage::observe_machine("a namespace for each pod");
+        let result = mesh::run(scenario, args.size, args.rounds, &peers, machine)?;
+        is_good &= publish_cases(&result, file, args.environment.output)?;
+        if result.report.interrupted {
             return Ok(false);
         }
     }
@@ -115,6 +129,16 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
         }
     }
     Ok(is_good)
+}
+
+/// Writes the result file and prints the result. Returns true if all turns succeeded and the result is accepted.
+fn publish_cases<S: CaseStudy>(
+    result: &CaseResult<S>,
+    file: ResultFile,
+    output: Output,
+) -> anyhow::Result<bool> {
+    publish(result, file, output, &result.violations, || cases::markdown(result))?;
+    Ok(result.is_complete() && result.violations.is_empty())
 }
 
 /// Writes the result file and prints the result. Returns the file.

@@ -7,14 +7,15 @@ use serde_json::Value;
 use skysail_yaml::Node;
 
 use super::{
-    BENCHMARK, ScenarioResult, document,
-    format::Scenario,
-    generation::{GenerationResult, GenerationScenario},
+    BENCHMARK, ScenarioResult, cases::CaseResult, document, format::Scenario, generation::GenerationScenario,
+    mesh::MeshScenario,
 };
 use crate::results;
 
 /// Value of `study` in scenarios of generation.
 const GENERATION: &str = "generation";
+/// Value of `study` in scenarios of a mesh.
+const MESH: &str = "mesh";
 /// Maximum size of a result file in bytes.
 const MAX_FILE: u64 = 64 << 20;
 
@@ -22,12 +23,14 @@ const MAX_FILE: u64 = 64 << 20;
 pub(super) enum AnyScenario {
     Traffic(Scenario),
     Generation(GenerationScenario),
+    Mesh(MeshScenario),
 }
 
 /// A result of any study.
 pub(super) enum AnyResult {
     Traffic(Box<ScenarioResult>),
-    Generation(Box<GenerationResult>),
+    Generation(Box<CaseResult<GenerationScenario>>),
+    Mesh(Box<CaseResult<MeshScenario>>),
 }
 
 impl AnyScenario {
@@ -44,6 +47,7 @@ impl AnyScenario {
     fn of(root: &Node) -> Result<Self, String> {
         match root.get("study").and_then(Node::text) {
             Some(GENERATION) => GenerationScenario::of(root).map(Self::Generation),
+            Some(MESH) => MeshScenario::of(root).map(Self::Mesh),
             _ => Scenario::of(root).map(Self::Traffic),
         }
     }
@@ -62,7 +66,8 @@ pub(super) fn parse(text: &[u8]) -> anyhow::Result<Option<AnyResult>> {
         return Ok(None);
     }
     Ok(Some(match value["scenario"]["study"].as_str() {
-        Some(GENERATION) => AnyResult::Generation(Box::new(GenerationResult::of(value)?)),
+        Some(GENERATION) => AnyResult::Generation(Box::new(CaseResult::of(value)?)),
+        Some(MESH) => AnyResult::Mesh(Box::new(CaseResult::of(value)?)),
         _ => AnyResult::Traffic(Box::new(ScenarioResult::of(value)?)),
     }))
 }

@@ -4,6 +4,7 @@ use super::{
     diff::{DiffRow, Verdict, compare},
     format::{Measure, Published, PublishedRow},
     generation::GenerationScenario,
+    mesh::MeshScenario,
     study::{AnyResult, AnyScenario, parse},
     *,
 };
@@ -124,7 +125,8 @@ fn all_scenarios_of_the_repository_are_valid() {
     assert!(!scenarios.is_empty());
     for (scenario, file) in scenarios {
         let (AnyScenario::Traffic(Scenario { name, .. })
-        | AnyScenario::Generation(GenerationScenario { name, .. })) = &scenario;
+        | AnyScenario::Generation(GenerationScenario { name, .. })
+        | AnyScenario::Mesh(MeshScenario { name, .. })) = &scenario;
         assert_eq!(file.file_stem().unwrap().to_str(), Some(name.as_str()), "the file has the name");
         let AnyScenario::Traffic(scenario) = scenario else { continue };
         let tiny = scenario.settings(SizeName::Tiny, None);

@@ -1,11 +1,14 @@
 //! The format of a scenario of generation: inputs, what to measure, acceptance, sizes.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use skysail_yaml::Node;
 
 use crate::{
-    generation::GenerationInput,
+    generation::{GenerationInput, GenerationMeasurement},
     scenario::{
+        cases::{CaseLimit, CaseReport, CaseStudy, PublishedCase, check_limits},
         document::{Checked, decode, distinct, ensure, heading, is_name, message, within},
         format::{Figure, MAX_ROUNDS, SizeName, Sizes, Study, figure},
     },
@@ -38,7 +41,7 @@ pub(in crate::scenario) struct GenerationScenario {
 /// A group of figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum GenerationMeasure {
+pub(in crate::scenario) enum GenerationMeasure {
     /// CPU time of each phase.
     Cpu,
     /// Elapsed time.
@@ -55,16 +58,7 @@ pub(super) enum GenerationMeasure {
 pub(super) struct GenerationAcceptance {
     /// Maximum medians. They are checked only in the size `default`.
     #[serde(default)]
-    pub(super) limits: Vec<GenerationLimit>,
-}
-
-/// Maximum of the median of a figure.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct GenerationLimit {
-    pub(super) metric: String,
-    pub(super) input: String,
-    pub(super) at_most: f64,
+    pub(super) limits: Vec<CaseLimit>,
 }
 
 /// Number and duration of turns, and of objects.
@@ -135,11 +129,6 @@ impl GenerationScenario {
         Ok(scenario)
     }
 
-    /// Returns the figures to show, in order.
-    pub(super) fn figures(&self) -> impl Iterator<Item = &'static Figure> {
-        self.measure.iter().flat_map(|group| group.figures())
-    }
-
     /// Returns the inputs of a run of this size.
     pub(super) fn inputs(&self, size: SizeName) -> Vec<GenerationInput> {
         let most = self.sizes.of(size).services.unwrap_or(u32::MAX);
@@ -174,18 +163,8 @@ impl GenerationScenario {
             })?;
         }
         distinct("measure", &self.measure, GenerationMeasure::ALL.len())?;
-        for (index, limit) in self.acceptance.limits.iter().enumerate() {
-            let field = |field: &str| format!("acceptance.limits[{index}].{field}");
-            let figures = || GenerationMeasure::ALL.iter().flat_map(|group| group.figures());
-            ensure(figures().any(|figure| figure.metric == limit.metric), &field("metric"), || {
-                let names: Vec<&str> = figures().map(|figure| figure.metric).collect();
-                format!("no such metric; use {}", names.join(", "))
-            })?;
-            ensure(names.contains(&&*limit.input), &field("input"), || {
-                "must be the name of one of `inputs`, else the limit is never checked".to_owned()
-            })?;
-            within(&field("at_most"), limit.at_most, 0.0, 1e12)?;
-        }
+        let figures = GenerationMeasure::ALL.iter().flat_map(|group| group.figures());
+        check_limits(&self.acceptance.limits, figures, &names, "input")?;
         for (name, size) in [("default", &self.sizes.default), ("tiny", &self.sizes.tiny)] {
             let field = |field: &str| format!("sizes.{name}.{field}");
             within(&field("rounds"), f64::from(size.rounds), 1.0, f64::from(MAX_ROUNDS))?;
@@ -194,5 +173,113 @@ impl GenerationScenario {
             within(&field("services"), f64::from(size.services.unwrap_or(1)), 1.0, MAX_NUMBER)?;
         }
         Ok(())
+    }
+}
+
+impl CaseStudy for GenerationScenario {
+    type Case = GenerationInput;
+    type Group = GenerationMeasure;
+    type Measurement = GenerationMeasurement;
+
+    const COLUMNS: [&'static str; 2] = ["input", "objects"];
+
+    fn heading(&self) -> [&str; 3] {
+        [&self.name, &self.title, &self.question]
+    }
+
+    fn groups(&self) -> &[GenerationMeasure] {
+        &self.measure
+    }
+
+    fn limits(&self) -> &[CaseLimit] {
+        &self.acceptance.limits
+    }
+
+    fn name(case: &GenerationInput) -> &str {
+        case.name()
+    }
+
+    fn section(case: &GenerationInput) -> &str {
+        case.template.proxy().name()
+    }
+
+    fn is_own(_: &GenerationInput) -> bool {
+        true
+    }
+
+    fn amount(measurement: &GenerationMeasurement) -> String {
+        measurement.objects.to_string()
+    }
+
+    fn progress(measured: &GenerationMeasurement) -> String {
+        let metrics = Self::metrics(measured);
+        let cpu = |name: &str| metrics.get(&format!("{name}_cpu_us")).copied().unwrap_or_default();
+        format!("CPU parse {:.0}, index {:.0}, compile {:.0} µs", cpu("parse"), cpu("index"), cpu("compile"))
+    }
+
+    fn violation(&self, _: &GenerationMeasurement) -> Option<String> {
+        None
+    }
+
+    fn published(&self) -> &[PublishedCase] {
+        &[]
+    }
+
+    fn figures(group: GenerationMeasure) -> &'static [Figure] {
+        group.figures()
+    }
+
+    fn group_title(group: GenerationMeasure) -> &'static str {
+        match group {
+            GenerationMeasure::Cpu => "CPU time of each phase, µs",
+            GenerationMeasure::Time => "Elapsed time, µs",
+            GenerationMeasure::Resources => "Number of resources",
+            GenerationMeasure::Bytes => "Size of resources, kB",
+        }
+    }
+
+    fn plots(group: GenerationMeasure) -> Vec<Vec<&'static Figure>> {
+        let is_sum = |figure: &Figure| matches!(figure.metric, "resources" | "bytes" | "compile_cpu_us");
+        vec![group.figures().iter().filter(|figure| !is_sum(figure)).collect()]
+    }
+
+    fn metrics(measurement: &GenerationMeasurement) -> BTreeMap<String, f64> {
+        let mut metrics = BTreeMap::new();
+        let mut add = |name: String, value: f64| *metrics.entry(name).or_default() += value;
+        for (phase, cost) in &measurement.phases {
+            let whole = phase.is_compilation().then_some("compile");
+            for name in [phase.name()].into_iter().chain(whole) {
+                add(format!("{name}_cpu_us"), cost.cpu_us);
+                add(format!("{name}_time_us"), cost.time_us);
+            }
+        }
+        for (kind, count) in &measurement.resources {
+            for prefix in [String::new(), format!("{kind}_")] {
+                add(format!("{prefix}resources"), count.number as f64);
+                add(format!("{prefix}bytes"), count.bytes as f64);
+            }
+        }
+        metrics
+    }
+
+    fn legend(&self, report: &CaseReport<Self>) -> Vec<String> {
+        let rounds = report.settings.rounds;
+        [
+            format!(
+                "Figures: medians (min–max) over the rounds, here {rounds}; a turn has the mean of its repetitions. failed \
+                 0/{rounds}: 0 of {rounds} turns failed. A turn fails if the proxy gets no listeners."
+            ),
+            "All phases run on one thread. parse: text to validated objects. index: objects into the index. services: \
+             clusters and endpoints. routes: routes of sidecars. names: name table. own: listeners, inbound clusters, and \
+             routes and secrets of gateways. compile: services, routes, names and own together."
+                .to_owned(),
+            "CDS, EDS, LDS, RDS, SDS, NDS: resources of each type that a new proxy receives, as encoded messages."
+                .to_owned(),
+        ]
+        .to_vec()
+    }
+
+    fn method(&self) -> String {
+        "in process, on one thread".to_owned()
     }
 }

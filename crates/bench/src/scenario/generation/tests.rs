@@ -1,10 +1,10 @@
-use super::{diff::*, format::GenerationMeasure, result::*, *};
+use super::{format::GenerationMeasure, *};
 use crate::{
     document,
     generation::{GenerationMeasurement, Phase, PhaseCost, ResourceCount},
     report::Machine,
     scenario::{
-        BENCHMARK, FORMAT,
+        cases::{CaseReport, CaseResult, CaseRun, CaseSettings, compare, is_accepted, markdown, section},
         diff::Verdict,
         format::SizeName,
         study::{AnyResult, parse},
@@ -46,7 +46,7 @@ fn measurement(cpu: f64, bytes: usize) -> GenerationMeasurement {
 }
 
 /// Returns a result with 7 rounds. CPU time and bytes of the input `http` are multiplied by the factors.
-fn result(cpu: f64, bytes: usize) -> GenerationResult {
+fn result(cpu: f64, bytes: usize) -> CaseResult<GenerationScenario> {
     let scenario = scenario(SMALL).unwrap();
     let inputs = scenario.inputs(SizeName::Default);
     let run = |round: u32, input: &str| {
@@ -55,7 +55,7 @@ fn result(cpu: f64, bytes: usize) -> GenerationResult {
             "http" => measurement(own * cpu, 1_000 * bytes),
             _ => measurement(own, 1_000),
         };
-        GenerationRun { round, input: input.to_owned(), measurement: Some(measured), error: None }
+        CaseRun { round, case: input.to_owned(), measurement: Some(measured), error: None }
     };
     let runs = (1..=7).flat_map(|round| ["http", "few"].map(|input| run(round, input))).collect();
     let machine = Machine {
@@ -68,22 +68,9 @@ fn result(cpu: f64, bytes: usize) -> GenerationResult {
         congestion_control: "reno".to_owned(),
         scheduling: "SCHED_OTHER".to_owned(),
     };
-    let mut report = GenerationReport {
-        format: FORMAT,
-        benchmark: BENCHMARK.to_owned(),
-        version: "0".to_owned(),
-        commit: None,
-        started: 1_795_567_931,
-        interrupted: false,
-        machine,
-        settings: GenerationSettings { inputs, rounds: 7, seconds: 0.3, warmup: 0.1 },
-        peers: [].into(),
-        runs,
-        summary: Vec::new(),
-    };
-    report.summarize();
-    let violations = run::violations(&scenario, &report);
-    GenerationResult { scenario, size: SizeName::Default, violations, report }
+    let settings = CaseSettings { cases: inputs, rounds: 7, seconds: 0.3, warmup: 0.1 };
+    let report = CaseReport::new((1_795_567_931, false), machine, settings, [].into(), runs);
+    CaseResult::new(scenario, SizeName::Default, report)
 }
 
 #[test]
@@ -92,7 +79,7 @@ fn fields_out_of_bounds_are_refused_with_their_line() {
         (
             "study: generation",
             "study: other",
-            "1: study: unknown variant `other`, expected `traffic` or `gen",
+            "1: study: unknown variant `other`, expected one of `traffic`, `gen",
         ),
         ("measure: [cpu, bytes]", "peers: [envoy]", "8: peers: unknown field `peers`"),
         ("template: http", "template: waypoint", "6: inputs[0].template: unknown variant `waypoint`"),
@@ -116,7 +103,7 @@ fn fields_out_of_bounds_are_refused_with_their_line() {
         ("name: few", "name: Few", "7: inputs[1].name: must be 1 to 64 lower-case"),
         ("[cpu, bytes]", "[cpu, cpu]", "8: measure: must have 1 to 4 values, each once"),
         ("compile_cpu_us", "cpu", "11: acceptance.limits[0].metric: no such metric; use parse_cpu_us"),
-        ("input: http", "input: tcp", "11: acceptance.limits[0].input: must be the name of one of `inputs`"),
+        ("input: http", "input: tcp", "11: acceptance.limits[0].input: must be one of http, few, else"),
         ("rounds: 7", "rounds: 31", "13: sizes.default.rounds: 31 must be from 1 to 30"),
         ("services: 3}", "services: 0}", "14: sizes.tiny.services: 0 must be from 1 to 10000"),
     ] {
@@ -207,9 +194,12 @@ fn the_page_is_self_contained_and_balanced() {
 
 #[test]
 fn differences_are_found_for_each_input() {
-    let verdict = |a: &GenerationResult, b: &GenerationResult, input: &str, metric: &str| {
+    let verdict = |a: &CaseResult<GenerationScenario>,
+                   b: &CaseResult<GenerationScenario>,
+                   input: &str,
+                   metric: &str| {
         let rows = compare(a, b, (5.0, 99.0)).unwrap();
-        rows.iter().find(|row| row.input == input && row.metric == metric).map(|row| row.verdict)
+        rows.iter().find(|row| row.case == input && row.metric == metric).map(|row| row.verdict)
     };
     let (before, slower, larger) = (result(1.0, 1), result(1.5, 1), result(1.0, 2));
     assert_eq!(verdict(&before, &before, "http", "own_cpu_us"), Some(Verdict::Same));
@@ -221,11 +211,12 @@ fn differences_are_found_for_each_input() {
     assert_eq!(verdict(&before, &larger, "http", "eds_bytes"), None, "no result has it");
 
     let mut lacking = result(1.0, 1);
-    lacking.report.runs.retain(|run| run.input != "http");
+    lacking.report.runs.retain(|run| run.case != "http");
     assert_eq!(verdict(&before, &lacking, "http", "compile_cpu_us"), Some(Verdict::OnlyInA));
-    let accepted =
-        |a: &GenerationResult, b: &GenerationResult| is_accepted(&compare(a, b, (5.0, 99.0)).unwrap());
+    let accepted = |a: &CaseResult<GenerationScenario>, b: &CaseResult<GenerationScenario>| {
+        is_accepted(&compare(a, b, (5.0, 99.0)).unwrap())
+    };
     assert!(accepted(&before, &before) && !accepted(&before, &slower) && !accepted(&before, &lacking));
-    lacking.report.settings.inputs.pop();
+    lacking.report.settings.cases.pop();
     assert!(compare(&before, &lacking, (5.0, 99.0)).unwrap_err().to_string().contains("different scenarios"));
 }

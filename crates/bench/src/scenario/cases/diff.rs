@@ -1,11 +1,12 @@
-//! Two results, figure by figure. An input is one stratum of the test: inputs are compared apart.
+//! Two results, figure by figure. A case is one stratum of the test: cases are compared apart. Those without figures of
+//! Skysail are not compared.
 
 use std::collections::BTreeMap;
 
 use anyhow::ensure;
 use serde::Serialize;
 
-use super::result::GenerationResult;
+use super::{CaseStudy, result::CaseResult};
 use crate::{
     layout::{self, TextTable},
     report::cell,
@@ -15,15 +16,15 @@ use crate::{
     },
 };
 
-/// Comparison of a figure of an input.
+/// Comparison of a figure of a case.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct InputDiff {
-    pub(super) input: String,
-    pub(super) metric: &'static str,
+pub(in crate::scenario) struct CaseDiff {
+    pub(in crate::scenario) case: String,
+    pub(in crate::scenario) metric: &'static str,
     /// Title of the figure in tables.
     #[serde(skip)]
     title: &'static str,
-    pub(super) verdict: Verdict,
+    pub(in crate::scenario) verdict: Verdict,
     /// The scenario has a limit on the figure.
     has_limit: bool,
     /// Absent if a result lacks the figure.
@@ -34,51 +35,50 @@ pub(super) struct InputDiff {
 /// Compares two results. Returns false if a figure is worse, or if a result lacks a figure with a limit.
 ///
 /// # Errors
-/// The results have different scenarios or inputs, or there is `--relative-to`.
-pub(in crate::scenario) fn diff(
+/// The results have different scenarios or cases, or there is `--relative-to`.
+pub(in crate::scenario) fn diff<S: CaseStudy>(
     args: &DiffArgs,
-    first: &GenerationResult,
-    second: &GenerationResult,
+    first: &CaseResult<S>,
+    second: &CaseResult<S>,
 ) -> anyhow::Result<bool> {
     ensure!(
         args.relative_to.is_none(),
-        "--relative-to: a result of generation has no other peer; leave the option out"
+        "--relative-to: results of this study are compared case by case; leave the option out"
     );
     let rows = compare(first, second, (args.threshold, args.confidence))?;
-    args.print(&rows, || text(&rows, args))?;
+    args.print(&rows, || text::<S>(&rows, args))?;
     Ok(is_accepted(&rows))
 }
 
-/// Returns a row for each figure of an input. `bounds` are the minimum change and confidence, in percent.
-pub(super) fn compare(
-    first: &GenerationResult,
-    second: &GenerationResult,
+/// Returns a row for each figure of a case. `bounds` are the minimum change and confidence, in percent.
+pub(in crate::scenario) fn compare<S: CaseStudy>(
+    first: &CaseResult<S>,
+    second: &CaseResult<S>,
     bounds: (f64, f64),
-) -> anyhow::Result<Vec<InputDiff>> {
-    let inputs = [first, second].map(|result| &result.report.settings.inputs);
+) -> anyhow::Result<Vec<CaseDiff>> {
+    let [of_first, of_second] = [first, second].map(|result| &result.report.settings.cases);
     ensure!(
-        first.scenario.name == second.scenario.name && inputs[0] == inputs[1],
-        "A and B have different scenarios, inputs or numbers of objects; compare results of the same inputs"
+        first.scenario.heading()[0] == second.scenario.heading()[0] && of_first == of_second,
+        "A and B have different scenarios, or cases with different settings; compare results of the same cases"
     );
     let mut rows = Vec::new();
-    for input in inputs[1] {
-        let [of_first, of_second] = [first, second].map(|result| result.report.metrics(input.name()));
-        for figure in second.scenario.figures() {
+    for case in of_second.iter().filter(|case| S::is_own(case)).map(S::name) {
+        let [of_first, of_second] = [first, second].map(|result| result.report.metrics(case));
+        for figure in second.scenario.groups().iter().flat_map(|group| S::figures(*group)) {
             let values = |turns: &[BTreeMap<String, f64>]| {
                 turns.iter().filter_map(|turn| turn.get(figure.metric).copied()).collect::<Vec<f64>>()
             };
             let stratum = Stratum { first: values(&of_first), second: values(&of_second) };
-            let limits = &second.scenario.acceptance.limits;
-            let has_limit =
-                limits.iter().any(|limit| limit.input == input.name() && limit.metric == figure.metric);
+            let mut limits = second.scenario.limits().iter();
+            let has_limit = limits.any(|limit| limit.case == case && limit.metric == figure.metric);
             let (verdict, change) = match judge(std::slice::from_ref(&stratum), bounds) {
                 Some((verdict, change)) => (verdict, Some(change)),
                 None if !stratum.first.is_empty() => (Verdict::OnlyInA, None),
                 None if !stratum.second.is_empty() => (Verdict::OnlyInB, None),
                 None => (Verdict::InNeither, None),
             };
-            let (input, metric, title) = (input.name().to_owned(), figure.metric, figure.title);
-            rows.push(InputDiff { input, metric, title, verdict, has_limit, change });
+            let (case, metric, title) = (case.to_owned(), figure.metric, figure.title);
+            rows.push(CaseDiff { case, metric, title, verdict, has_limit, change });
         }
     }
     rows.retain(|row| row.has_limit || row.verdict != Verdict::InNeither);
@@ -87,17 +87,17 @@ pub(super) fn compare(
 }
 
 /// Returns true if no figure is worse, and no figure with a limit is missing.
-pub(super) fn is_accepted(rows: &[InputDiff]) -> bool {
+pub(in crate::scenario) fn is_accepted(rows: &[CaseDiff]) -> bool {
     !rows.iter().any(|row| row.verdict == Verdict::Worse || row.has_limit && row.verdict.is_incomplete())
 }
 
 /// Returns the table and its explanations.
-fn text(rows: &[InputDiff], args: &DiffArgs) -> String {
-    let head = ["input", "figure", "verdict", "confidence %", "B / A"].map(str::to_owned).to_vec();
-    let line = |row: &InputDiff| {
+fn text<S: CaseStudy>(rows: &[CaseDiff], args: &DiffArgs) -> String {
+    let head = [S::COLUMNS[0], "figure", "verdict", "confidence %", "B / A"].map(str::to_owned).to_vec();
+    let line = |row: &CaseDiff| {
         let ratio = row.change.and_then(|change| change.ratio);
         vec![
-            row.input.clone(),
+            row.case.clone(),
             row.title.to_owned(),
             row.verdict.name().to_owned(),
             row.change.map_or_else(|| "-".to_owned(), |change| format!("{:.1}", change.confidence)),

@@ -1,0 +1,206 @@
+//! Result of a scenario of cases: all turns, and medians and ranges over the rounds.
+
+use std::collections::BTreeMap;
+
+use anyhow::ensure;
+use serde::{Deserialize, Serialize};
+use skysail_core::stdio;
+
+use super::{CaseLimit, CaseStudy};
+use crate::{
+    report::{self, Machine, Program, Spread},
+    scenario::{BENCHMARK, FORMAT, format::SizeName},
+    stage,
+};
+
+/// The result file; `docs/scenarios.md` describes its format.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(bound = "S: CaseStudy")]
+pub(in crate::scenario) struct CaseResult<S: CaseStudy> {
+    pub(in crate::scenario) scenario: S,
+    pub(in crate::scenario) size: SizeName,
+    /// Conditions of the scenario that the result does not meet.
+    pub(in crate::scenario) violations: Vec<String>,
+    #[serde(flatten)]
+    pub(in crate::scenario) report: CaseReport<S>,
+}
+
+/// Turns of a run. The first fields are those of all result files.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(bound = "S: CaseStudy")]
+pub(in crate::scenario) struct CaseReport<S: CaseStudy> {
+    pub(super) format: u32,
+    pub(super) benchmark: String,
+    pub(super) version: String,
+    #[serde(default)]
+    pub(super) commit: Option<String>,
+    pub(super) started: u64,
+    pub(in crate::scenario) interrupted: bool,
+    pub(super) machine: Machine,
+    pub(in crate::scenario) settings: CaseSettings<S::Case>,
+    pub(super) peers: BTreeMap<String, Program>,
+    pub(in crate::scenario) runs: Vec<CaseRun<S::Measurement>>,
+    /// Computed from the turns.
+    #[serde(skip_deserializing)]
+    pub(in crate::scenario) summary: Vec<CaseSummary>,
+}
+
+/// Settings of the run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(in crate::scenario) struct CaseSettings<C> {
+    #[serde(alias = "inputs")]
+    pub(in crate::scenario) cases: Vec<C>,
+    pub(in crate::scenario) rounds: u32,
+    pub(in crate::scenario) seconds: f64,
+    pub(in crate::scenario) warmup: f64,
+}
+
+/// A turn.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(in crate::scenario) struct CaseRun<M> {
+    pub(in crate::scenario) round: u32,
+    #[serde(alias = "input")]
+    pub(in crate::scenario) case: String,
+    #[serde(flatten)]
+    pub(in crate::scenario) measurement: Option<M>,
+    pub(in crate::scenario) error: Option<String>,
+}
+
+/// A case over the rounds.
+#[derive(Debug, Serialize)]
+pub(in crate::scenario) struct CaseSummary {
+    pub(in crate::scenario) case: String,
+    /// Text of the second column; empty if all turns failed.
+    #[serde(skip)]
+    pub(super) amount: String,
+    /// Number of successful turns, and of failed ones.
+    pub(super) rounds: usize,
+    pub(super) failed: usize,
+    pub(in crate::scenario) metrics: BTreeMap<String, Spread>,
+}
+
+impl<S: CaseStudy> CaseResult<S> {
+    /// Returns the result of these turns, with its summary. The limits are checked in the size `default`.
+    pub(in crate::scenario) fn new(scenario: S, size: SizeName, mut report: CaseReport<S>) -> Self {
+        report.summarize();
+        let mut violations = report.refused(&scenario);
+        if size == SizeName::Default {
+            violations.extend(report.beyond(&scenario));
+        }
+        Self { scenario, size, violations, report }
+    }
+
+    /// Reads the JSON of a result file, and computes the summary.
+    ///
+    /// # Errors
+    /// The fields are not those of a result, or the format is another.
+    pub(in crate::scenario) fn of(value: serde_json::Value) -> anyhow::Result<Self> {
+        let mut result: Self = serde_json::from_value(value)?;
+        let format = result.report.format;
+        ensure!(format == FORMAT, "it has format {format}; this program reads format {FORMAT}");
+        result.report.summarize();
+        Ok(result)
+    }
+
+    /// Returns true if all turns were taken and none failed. Prints a message if not.
+    pub(in crate::scenario) fn is_complete(&self) -> bool {
+        let report = &self.report;
+        if report.interrupted {
+            stdio::print_error(format_args!("interrupted after {} turns", report.runs.len()));
+        }
+        let mut failed = report.runs.iter().filter(|run| run.error.is_some());
+        !report.interrupted && failed.next().is_none()
+    }
+}
+
+impl<S: CaseStudy> CaseReport<S> {
+    /// Returns a report of these turns.
+    pub(in crate::scenario) fn new(
+        (started, interrupted): (u64, bool),
+        machine: Machine,
+        settings: CaseSettings<S::Case>,
+        peers: BTreeMap<String, Program>,
+        runs: Vec<CaseRun<S::Measurement>>,
+    ) -> Self {
+        Self {
+            format: FORMAT,
+            benchmark: BENCHMARK.to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            commit: stage::commit(),
+            started,
+            interrupted,
+            machine,
+            settings,
+            peers,
+            runs,
+            summary: Vec::new(),
+        }
+    }
+
+    /// Computes the summary of the turns.
+    fn summarize(&mut self) {
+        self.summary = self.settings.cases.iter().map(|case| self.row(S::name(case))).collect();
+    }
+
+    fn row(&self, case: &str) -> CaseSummary {
+        let rounds = self.metrics(case);
+        let mut values: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+        for (name, value) in rounds.iter().flatten() {
+            values.entry(name).or_default().push(*value);
+        }
+        let metrics =
+            values.into_iter().filter_map(|(name, values)| Some((name.to_owned(), report::spread(values)?)));
+        let measured = self.runs_of(case).find_map(|run| run.measurement.as_ref());
+        CaseSummary {
+            case: case.to_owned(),
+            amount: measured.map(S::amount).unwrap_or_default(),
+            rounds: rounds.len(),
+            failed: self.runs_of(case).filter(|run| run.error.is_some()).count(),
+            metrics: metrics.collect(),
+        }
+    }
+
+    fn runs_of(&self, case: &str) -> impl Iterator<Item = &CaseRun<S::Measurement>> {
+        self.runs.iter().filter(move |run| run.case == case)
+    }
+
+    /// Returns the figures of a case by name, of each successful turn.
+    pub(super) fn metrics(&self, case: &str) -> Vec<BTreeMap<String, f64>> {
+        self.runs_of(case).filter_map(|run| run.measurement.as_ref()).map(S::metrics).collect()
+    }
+
+    /// Returns the sections with the rows of their cases.
+    pub(super) fn sections(&self) -> Vec<(&str, Vec<&CaseSummary>)> {
+        let mut sections: Vec<(&str, Vec<&CaseSummary>)> = Vec::new();
+        for (case, row) in self.settings.cases.iter().zip(&self.summary) {
+            let title = S::section(case);
+            match sections.iter_mut().find(|(of, _)| *of == title) {
+                Some((_, rows)) => rows.push(row),
+                None => sections.push((title, vec![row])),
+            }
+        }
+        sections
+    }
+
+    /// Returns a message for each turn that is not accepted.
+    fn refused(&self, scenario: &S) -> Vec<String> {
+        let refused = |run: &CaseRun<S::Measurement>| {
+            let why = scenario.violation(run.measurement.as_ref()?)?;
+            Some(format!("{why} in round {}, {} {}", run.round, S::COLUMNS[0], run.case))
+        };
+        self.runs.iter().filter_map(refused).collect()
+    }
+
+    /// Returns a message for each median above its limit.
+    fn beyond(&self, scenario: &S) -> Vec<String> {
+        let beyond = |limit: &CaseLimit| {
+            let row = self.summary.iter().find(|row| row.case == limit.case)?;
+            let median = row.metrics.get(&limit.metric)?.median;
+            let CaseLimit { metric, case, at_most } = limit;
+            let what = S::COLUMNS[0];
+            (median > *at_most)
+                .then(|| format!("{metric} is {median:.1} for {what} {case}; at most {at_most} is accepted"))
+        };
+        scenario.limits().iter().filter_map(beyond).collect()
+    }
+}

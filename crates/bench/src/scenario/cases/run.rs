@@ -1,0 +1,73 @@
+//! Takes the turns of a study.
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use skysail_core::{shutdown, stdio};
+
+use super::{
+    CaseStudy,
+    result::{CaseReport, CaseResult, CaseRun, CaseSettings},
+};
+use crate::{
+    peers::Peer,
+    report::Machine,
+    scenario::format::SizeName,
+    stage::{self, minutes},
+};
+
+/// Takes all turns. A signal ends them early. `measure` gets the case, the duration of the warm-up and that of the
+/// measurement.
+///
+/// # Errors
+/// The runtime cannot be created.
+pub(in crate::scenario) fn run<S: CaseStudy>(
+    scenario: S,
+    size: SizeName,
+    settings: CaseSettings<S::Case>,
+    (machine, peers): (Machine, &[(Peer, PathBuf)]),
+    measure: impl AsyncFn(&S::Case, Duration, Duration) -> anyhow::Result<S::Measurement>,
+) -> anyhow::Result<CaseResult<S>> {
+    let (started, mut runs) = (stage::now(), Vec::new());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let interrupted = runtime.block_on(async {
+        tokio::select! {
+            biased;
+            signal = shutdown::terminate() => signal.map(|_| true),
+            () = take::<S>(&settings, &mut runs, measure) => Ok(false),
+        }
+    })?;
+    let report = CaseReport::new((started, interrupted), machine, settings, stage::versions(peers), runs);
+    Ok(CaseResult::new(scenario, size, report))
+}
+
+/// Takes a turn of each case in each round. Disturbances of the machine therefore affect all cases alike.
+async fn take<S: CaseStudy>(
+    settings: &CaseSettings<S::Case>,
+    runs: &mut Vec<CaseRun<S::Measurement>>,
+    measure: impl AsyncFn(&S::Case, Duration, Duration) -> anyhow::Result<S::Measurement>,
+) {
+    let [warmup, window] = [settings.warmup, settings.seconds].map(Duration::from_secs_f64);
+    let (began, all) = (Instant::now(), settings.cases.len() * settings.rounds as usize);
+    for round in 1..=settings.rounds {
+        for case in &settings.cases {
+            let (measurement, error) = match measure(case, warmup, window).await {
+                Ok(measurement) => (Some(measurement), None),
+                Err(error) => (None, Some(format!("{error:#}"))),
+            };
+            let done = runs.len() + 1;
+            let left = minutes(began.elapsed().div_f64(done as f64).mul_f64((all - done) as f64));
+            let shown = match (&measurement, &error) {
+                (Some(measured), _) => S::progress(measured),
+                (None, error) => format!("failed: {}", error.as_deref().unwrap_or_default()),
+            };
+            let case = S::name(case).to_owned();
+            stdio::print_error(format_args!("[{done}/{all}, {left} left] round {round}, {case}: {shown}"));
+            runs.push(CaseRun { round, case, measurement, error });
+            // A signal ends the run between two turns that do not wait.
+            tokio::task::yield_now().await;
+        }
+    }
+}

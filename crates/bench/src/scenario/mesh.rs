@@ -1,0 +1,11 @@
+//! Scenarios of a whole mesh: service graphs that `skysail up` runs, without sidecars and with those of each peer.
+//!
+//! [`format`](mod@format) has the fields of the scenario. [`run`](mod@run) takes the turns.
+
+mod format;
+mod run;
+
+pub(super) use self::{format::MeshScenario, run::run};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,401 @@
+//! The format of a scenario of a mesh: graphs with their load, peers, what to measure, acceptance, sizes.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use anyhow::ensure;
+use serde::{Deserialize, Serialize};
+use skysail_yaml::Node;
+
+use crate::{
+    graph::{GraphDeployment, MeshPolicies},
+    mesh::{MeshMeasurement, MeshPart},
+    peers::Peer,
+    scenario::{
+        cases::{CaseLimit, CaseReport, CaseStudy, PublishedCase, check_limits, check_published},
+        document::{Checked, decode, distinct, heading, is_name, message, within},
+        format::{Figure, MAX_ROUNDS, SizeName, Sizes, Study, figure},
+    },
+};
+
+/// Name of a mesh without sidecars in the names of cases.
+const NO_SIDECARS: &str = "none";
+
+/// A scenario of a mesh.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::scenario) struct MeshScenario {
+    study: Study,
+    /// Name of the result file: lower-case letters, digits and hyphens.
+    pub(in crate::scenario) name: String,
+    pub(in crate::scenario) title: String,
+    /// What the scenario answers.
+    pub(in crate::scenario) question: String,
+    /// Meshes; each has turns without sidecars and with the sidecars of each peer.
+    meshes: Vec<MeshInput>,
+    /// Sidecars to compare: skysail and envoy.
+    pub(in crate::scenario) peers: Vec<Peer>,
+    /// What tables and plots show, and what `bench diff` compares.
+    measure: Vec<MeshMeasure>,
+    #[serde(default)]
+    acceptance: MeshAcceptance,
+    pub(super) sizes: Sizes<MeshSize>,
+    /// Figures of others for the same question.
+    #[serde(default)]
+    published: Vec<PublishedCase>,
+}
+
+/// A mesh and its load.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MeshInput {
+    name: String,
+    /// Arguments of `skysail bench graph generate`, or a file in the format of isotope whose name ends in `.yaml`.
+    pub(super) graph: String,
+    #[serde(default)]
+    pub(super) policies: MeshPolicies,
+    /// Requests per second of the client, due at even intervals. The graph multiplies them.
+    pub(super) rate: u32,
+    /// Connections of the client.
+    pub(super) connections: u32,
+}
+
+/// A group of figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(in crate::scenario) enum MeshMeasure {
+    /// Latency of the client's requests from when they were due.
+    Latency,
+    /// CPU time of sidecars, services and the control plane.
+    Cpu,
+    /// Resident memory of sidecars and the control plane.
+    Memory,
+    /// Time until the mesh is ready.
+    Start,
+}
+
+/// Conditions that a result must meet.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MeshAcceptance {
+    /// Maximum share of failed requests of each turn, in percent. Default: 0.
+    #[serde(default)]
+    failed_percent: f64,
+    /// Maximum medians. They are checked only in the size `default`.
+    #[serde(default)]
+    limits: Vec<CaseLimit>,
+}
+
+/// Number and duration of turns, and size of the meshes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MeshSize {
+    pub(super) rounds: u32,
+    /// Duration of the measurement in each turn, in seconds.
+    pub(super) seconds: f64,
+    /// Duration of the load before the measurement, in seconds.
+    pub(super) warmup: f64,
+    /// Maximum rate of the client. Absent: those of the meshes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rate: Option<u32>,
+    /// Replaces the graphs of all meshes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    graph: Option<String>,
+}
+
+/// A mesh with the sidecars of a peer, or without sidecars.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(in crate::scenario) struct MeshCase {
+    /// `MESH/PEER`.
+    name: String,
+    /// The mesh, with graph and rate of the size.
+    pub(super) mesh: MeshInput,
+    pub(super) peer: Option<Peer>,
+}
+
+impl MeshMeasure {
+    const ALL: [Self; 4] = [Self::Latency, Self::Cpu, Self::Memory, Self::Start];
+
+    /// Returns the figures of the group. Less is better in all of them.
+    pub(super) fn figures(self) -> &'static [Figure] {
+        const LATENCY: [Figure; 4] = [
+            figure("latency_p50_us", "P50 ms", 1e3, 2),
+            figure("latency_p90_us", "P90 ms", 1e3, 2),
+            figure("latency_p99_us", "P99 ms", 1e3, 2),
+            figure("latency_p99_9_us", "P99.9 ms", 1e3, 2),
+        ];
+        const CPU: [Figure; 3] = [
+            figure("cpu_sidecars_us_per_request", "sidecars CPU µs", 1.0, 0),
+            figure("cpu_services_us_per_request", "services CPU µs", 1.0, 0),
+            figure("cpu_control_percent", "control CPU %", 1.0, 2),
+        ];
+        const MEMORY: [Figure; 3] = [
+            figure("rss_sidecar_kb", "sidecar MB", 1_024.0, 1),
+            figure("rss_sidecars_kb", "all sidecars MB", 1_024.0, 0),
+            figure("rss_control_kb", "control plane MB", 1_024.0, 1),
+        ];
+        const START: [Figure; 1] = [figure("ready_seconds", "ready after s", 1.0, 1)];
+        match self {
+            Self::Latency => &LATENCY,
+            Self::Cpu => &CPU,
+            Self::Memory => &MEMORY,
+            Self::Start => &START,
+        }
+    }
+}
+
+impl MeshScenario {
+    /// Checks the fields of a document. An error begins with the number of the line.
+    pub(in crate::scenario) fn of(root: &Node) -> Result<Self, String> {
+        let scenario: Self = decode(root)?;
+        scenario.check().map_err(|(field, reason)| message(root, &field, &reason))?;
+        Ok(scenario)
+    }
+
+    /// Returns the cases of a run: each mesh without sidecars, then with those of each peer.
+    pub(super) fn cases(&self, size: SizeName, peers: &[Peer]) -> Vec<MeshCase> {
+        let size = self.sizes.of(size);
+        let peers: Vec<Option<Peer>> = [None].into_iter().chain(peers.iter().copied().map(Some)).collect();
+        let of = |mesh: &MeshInput, peer: Option<Peer>| MeshCase {
+            name: format!("{}/{}", mesh.name, peer.map_or(NO_SIDECARS, Peer::name)),
+            mesh: MeshInput {
+                graph: size.graph.as_ref().unwrap_or(&mesh.graph).clone(),
+                rate: mesh.rate.min(size.rate.unwrap_or(u32::MAX)),
+                ..mesh.clone()
+            },
+            peer,
+        };
+        self.meshes.iter().flat_map(|mesh| peers.iter().map(move |peer| of(mesh, *peer))).collect()
+    }
+
+    /// Fails if the scenario cannot be run with one of these peers.
+    pub(in crate::scenario) fn check_peers(&self, peers: &[(Peer, PathBuf)]) -> anyhow::Result<()> {
+        for (peer, program) in peers {
+            let refused = unable(*peer);
+            ensure!(refused.is_none(), "{}: --peers: {}", self.name, refused.unwrap_or_default());
+            ensure!(
+                *peer != Peer::Skysail || has_subcommands(program),
+                "{}: --skysail {}: the mesh needs the program skysail, which has the control plane too",
+                self.name,
+                program.display()
+            );
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Checked {
+        heading(&self.name, &self.title, &self.question)?;
+        let names: Vec<&str> = self.meshes.iter().map(|mesh| mesh.name.as_str()).collect();
+        distinct("meshes", &names, 16)?;
+        for (index, mesh) in self.meshes.iter().enumerate() {
+            let field = |field: &str| format!("meshes[{index}].{field}");
+            is_name(&field("name"), &mesh.name)?;
+            is_graph(&field("graph"), &mesh.graph)?;
+            within(&field("rate"), f64::from(mesh.rate), 1.0, 1e5)?;
+            within(&field("connections"), f64::from(mesh.connections), 1.0, 1_024.0)?;
+        }
+        distinct("peers", &self.peers, 2)?;
+        for (index, peer) in self.peers.iter().enumerate() {
+            unable(*peer).map_or(Ok(()), |reason| Err((format!("peers[{index}]"), reason)))?;
+        }
+        distinct("measure", &self.measure, MeshMeasure::ALL.len())?;
+        within("acceptance.failed_percent", self.acceptance.failed_percent, 0.0, 100.0)?;
+        let figures = MeshMeasure::ALL.iter().flat_map(|group| group.figures());
+        let cases = self.cases(SizeName::Default, &self.peers);
+        let cases: Vec<&str> = cases.iter().map(|case| case.name.as_str()).collect();
+        check_limits(&self.acceptance.limits, figures.clone(), &cases, "case")?;
+        check_published(&self.published, figures)?;
+        for (name, size) in [("default", &self.sizes.default), ("tiny", &self.sizes.tiny)] {
+            let field = |field: &str| format!("sizes.{name}.{field}");
+            within(&field("rounds"), f64::from(size.rounds), 1.0, f64::from(MAX_ROUNDS))?;
+            within(&field("seconds"), size.seconds, 0.1, 3_600.0)?;
+            within(&field("warmup"), size.warmup, 0.1, 3_600.0)?;
+            within(&field("rate"), f64::from(size.rate.unwrap_or(1)), 1.0, 1e5)?;
+            size.graph.as_ref().map_or(Ok(()), |graph| is_graph(&field("graph"), graph))?;
+        }
+        Ok(())
+    }
+
+    /// Returns the scale of each published mesh beside that of the largest of the result.
+    fn scales(&self, report: &CaseReport<Self>) -> Vec<String> {
+        let measured = || report.runs.iter().filter_map(|run| run.measurement.as_ref());
+        let sidecars = measured().map(|of| of.sidecars).max().unwrap_or_default();
+        let rate = measured().map(rate).fold(0.0, f64::max);
+        // Meshes of the same scale are named together.
+        let mut scales: Vec<((u32, f64), Vec<String>)> = Vec::new();
+        for (index, published) in self.published.iter().enumerate() {
+            let (Some(sidecars), Some(rate)) = (published.sidecars, published.rate) else { continue };
+            let name = format!("[{}]", index + 1);
+            match scales.iter_mut().find(|(scale, _)| *scale == (sidecars, rate)) {
+                Some((_, names)) => names.push(name),
+                None => scales.push(((sidecars, rate), vec![name])),
+            }
+        }
+        let line = |((of_sidecars, of_rate), names): ((u32, f64), Vec<String>)| {
+            format!(
+                "Scale of {}: {of_sidecars} sidecars, {of_rate:.0} requests/s. Scale here: at most {sidecars} sidecars, 1/{:.0} of \
+                 them, and {rate:.0} requests/s, 1/{:.0} of them.",
+                names.join(", "),
+                f64::from(of_sidecars) / sidecars as f64,
+                of_rate / rate
+            )
+        };
+        if sidecars == 0 { Vec::new() } else { scales.into_iter().map(line).collect() }
+    }
+}
+
+/// Returns why a mesh cannot have the sidecars of a peer.
+fn unable(peer: Peer) -> Option<String> {
+    let is_able = matches!(peer, Peer::Skysail | Peer::Envoy);
+    (!is_able).then(|| {
+        format!("{} takes no configuration from a control plane; use skysail and envoy", peer.name())
+    })
+}
+
+/// Returns true if the program has the subcommands of skysail, which skysail-proxy has not.
+fn has_subcommands(program: &Path) -> bool {
+    !program.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"skysail-proxy"))
+}
+
+fn is_graph(field: &str, graph: &str) -> Checked {
+    let made = GraphDeployment::new(graph, MeshPolicies::default());
+    made.map(|_| ()).map_err(|error| (field.to_owned(), format!("{error:#}")))
+}
+
+/// Returns the requests per second between pods.
+fn rate(measured: &MeshMeasurement) -> f64 {
+    measured.requests_in_mesh / measured.seconds.max(f64::MIN_POSITIVE)
+}
+
+impl CaseStudy for MeshScenario {
+    type Case = MeshCase;
+    type Group = MeshMeasure;
+    type Measurement = MeshMeasurement;
+
+    const COLUMNS: [&'static str; 2] = ["mesh", "requests/s"];
+
+    fn heading(&self) -> [&str; 3] {
+        [&self.name, &self.title, &self.question]
+    }
+
+    fn groups(&self) -> &[MeshMeasure] {
+        &self.measure
+    }
+
+    fn limits(&self) -> &[CaseLimit] {
+        &self.acceptance.limits
+    }
+
+    fn name(case: &MeshCase) -> &str {
+        &case.name
+    }
+
+    fn section(case: &MeshCase) -> &str {
+        &case.mesh.name
+    }
+
+    fn is_own(case: &MeshCase) -> bool {
+        case.peer == Some(Peer::Skysail)
+    }
+
+    fn amount(measured: &MeshMeasurement) -> String {
+        format!("{:.0}", rate(measured))
+    }
+
+    fn progress(measured: &MeshMeasurement) -> String {
+        let metrics = Self::metrics(measured);
+        let of = |name: &str| metrics.get(name).copied().unwrap_or_default();
+        format!(
+            "ready after {:.1} s, P99 {:.2} ms, sidecars {:.0} µs of CPU for a request",
+            measured.ready_seconds,
+            of("latency_p99_us") / 1e3,
+            of("cpu_sidecars_us_per_request")
+        )
+    }
+
+    fn violation(&self, measured: &MeshMeasurement) -> Option<String> {
+        let MeshMeasurement { requests, failed, .. } = measured;
+        let most = self.acceptance.failed_percent;
+        (*failed as f64 * 100.0 > most * *requests as f64)
+            .then(|| format!("{failed} of {requests} requests failed, at most {most} % may fail,"))
+    }
+
+    fn published(&self) -> &[PublishedCase] {
+        &self.published
+    }
+
+    fn figures(group: MeshMeasure) -> &'static [Figure] {
+        group.figures()
+    }
+
+    fn group_title(group: MeshMeasure) -> &'static str {
+        match group {
+            MeshMeasure::Latency => "Latency of the client's requests, ms",
+            MeshMeasure::Cpu => "CPU time",
+            MeshMeasure::Memory => "Resident memory, MB",
+            MeshMeasure::Start => "Time until the mesh is ready, s",
+        }
+    }
+
+    fn plots(group: MeshMeasure) -> Vec<Vec<&'static Figure>> {
+        let figures = |names: &[&str]| {
+            group.figures().iter().filter(|figure| names.contains(&figure.metric)).collect::<Vec<_>>()
+        };
+        match group {
+            MeshMeasure::Latency => vec![figures(&["latency_p50_us"]), figures(&["latency_p99_us"])],
+            MeshMeasure::Cpu => {
+                vec![figures(&["cpu_sidecars_us_per_request", "cpu_services_us_per_request"])]
+            }
+            MeshMeasure::Memory => vec![figures(&["rss_sidecar_kb"]), figures(&["rss_control_kb"])],
+            MeshMeasure::Start => vec![figures(&["ready_seconds"])],
+        }
+    }
+
+    fn metrics(measured: &MeshMeasurement) -> BTreeMap<String, f64> {
+        let requests = measured.requests_in_mesh.max(1.0);
+        let part = |part: MeshPart| measured.parts.get(&part).copied();
+        let mut metrics = BTreeMap::from([("ready_seconds".to_owned(), measured.ready_seconds)]);
+        let mut add = |name: &str, value: f64| metrics.insert(name.to_owned(), value);
+        for (name, value) in &measured.latency_us {
+            add(&format!("latency_{name}_us"), *value);
+        }
+        if let Some(services) = part(MeshPart::Services) {
+            add("cpu_services_us_per_request", services.cpu_us / requests);
+        }
+        if let Some(sidecars) = part(MeshPart::Sidecars) {
+            add("cpu_sidecars_us_per_request", sidecars.cpu_us / requests);
+            add("rss_sidecars_kb", sidecars.rss_kb as f64);
+            add("rss_sidecar_kb", sidecars.rss_kb as f64 / measured.sidecars.max(1) as f64);
+        }
+        if let Some(control) = part(MeshPart::Control) {
+            add("cpu_control_percent", control.cpu_us / 1e4 / measured.seconds.max(f64::MIN_POSITIVE));
+            add("rss_control_kb", control.rss_kb as f64);
+        }
+        metrics
+    }
+
+    fn legend(&self, report: &CaseReport<Self>) -> Vec<String> {
+        let rounds = report.settings.rounds;
+        let mut lines = vec![
+            format!(
+                "Figures: medians (min–max) over the rounds, here {rounds}. failed 0/{rounds}: 0 of {rounds} turns failed. \
+                 none: the mesh without sidecars and without mutual TLS."
+            ),
+            "requests/s: requests between pods. P50 to P99.9: latency of the client's requests, each of which waits for all \
+             requests that it causes, from when it was due."
+                .to_owned(),
+            "CPU µs: CPU time of all sidecars, or of all services, for a request between pods. A request passes two sidecars. \
+             Divided by 1,000 it is vCPU per 1,000 requests/s. CPU %: of one CPU. An Envoy has an agent, which is not part of \
+             these figures. MB: resident memory after the load."
+                .to_owned(),
+        ];
+        lines.extend(self.scales(report));
+        lines
+    }
+
+    fn method(&self) -> String {
+        "with all pods on this machine; each turn starts the mesh anew".to_owned()
+    }
+}
