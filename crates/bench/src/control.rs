@@ -261,6 +261,19 @@ async fn measure(
 }
 
 impl ControlArgs {
+    /// Parses the arguments of a scenario.
+    ///
+    /// # Errors
+    /// An argument is unknown or out of bounds.
+    pub(crate) fn parse(arguments: &str) -> Result<Self, String> {
+        stage::parse_arguments(arguments)
+    }
+
+    /// Returns true if no argument is one that `bench run` sets, or that selects another report.
+    pub(crate) fn is_plain(&self) -> bool {
+        !self.hostile && self.skysail.is_none() && self.shown.is_default()
+    }
+
     /// Returns further arguments of the control plane. They allow more sidecars and scopes per identity than the
     /// default, because each namespace has one identity.
     fn further(&self) -> Vec<OsString> {

@@ -109,6 +109,21 @@ struct QueryCount {
     per_second: f64,
 }
 
+impl DnsArgs {
+    /// Parses the arguments of a scenario.
+    ///
+    /// # Errors
+    /// An argument is unknown or out of bounds.
+    pub(crate) fn parse(arguments: &str) -> Result<Self, String> {
+        stage::parse_arguments(arguments)
+    }
+
+    /// Returns true if no argument is one that `bench run` sets.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.skysail.is_none() && self.shown.is_default()
+    }
+}
+
 /// Measures, writes the result file and prints the result.
 pub(crate) fn run(args: &DnsArgs) -> anyhow::Result<bool> {
     let file = args.shown.file("dns")?;

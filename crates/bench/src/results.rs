@@ -29,6 +29,11 @@ pub(crate) struct ResultArgs {
 }
 
 impl ResultArgs {
+    /// Returns true if no argument was given.
+    pub(crate) fn is_default(&self) -> bool {
+        self.result.is_none() && self.output == Output::Table
+    }
+
     /// Returns the result file.
     ///
     /// # Errors

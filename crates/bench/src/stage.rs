@@ -94,6 +94,17 @@ impl Environment {
                 program.display()
             );
         }
+        self.check_only_own(benchmark)
+    }
+
+    /// Returns the program to measure of a benchmark that measures a control plane. Peers that are left out are named.
+    pub(crate) fn own_program(&self, benchmark: &str) -> anyhow::Result<PathBuf> {
+        self.check_only_own(benchmark)?;
+        Peer::Skysail.find(&PeerPrograms { skysail: self.skysail.clone(), envoy: None })
+    }
+
+    /// Fails if the peers lack Skysail. Other peers are named as left out.
+    fn check_only_own(&self, benchmark: &str) -> anyhow::Result<()> {
         let others: Vec<&str> =
             self.peers.iter().filter(|peer| **peer != Peer::Skysail).map(|peer| peer.name()).collect();
         ensure!(
@@ -103,7 +114,7 @@ impl Environment {
         );
         if !others.is_empty() {
             stdio::print_error(format_args!(
-                "{benchmark}: without {}, which has no such functions",
+                "{benchmark}: without {}, which take no part in it",
                 others.join(", ")
             ));
         }
@@ -267,6 +278,21 @@ pub(crate) fn deduplicate<T: PartialEq>(values: &mut Vec<T>) {
 pub(crate) fn minutes(duration: Duration) -> String {
     let seconds = duration.as_secs();
     if seconds < 100 { format!("{seconds} s") } else { format!("{} min", seconds.div_ceil(60)) }
+}
+
+/// Parses the arguments of a benchmark that are in a file.
+///
+/// # Errors
+/// An argument is unknown or out of bounds. The error is the first line of the message on the command line.
+pub(crate) fn parse_arguments<A: clap::Args>(arguments: &str) -> Result<A, String> {
+    let command = clap::Command::new("bench").no_binary_name(true).disable_help_flag(true);
+    let parsed = A::augment_args(command)
+        .try_get_matches_from(arguments.split_whitespace())
+        .and_then(|matches| A::from_arg_matches(&matches));
+    parsed.map_err(|error| {
+        let text = error.to_string();
+        text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+    })
 }
 
 /// Parses a number of seconds on the command line.

@@ -271,6 +271,31 @@ fn a_tiny_scenario_of_access_logs_counts_every_entry_and_the_cost_of_collectors(
 }
 
 #[test]
+fn a_tiny_scenario_of_a_control_plane_runs_its_benchmark() {
+    let folder = tempfile::tempdir().unwrap();
+    let capacity = tiny(folder.path(), "capacity");
+    let runs = capacity["runs"].as_array().unwrap();
+    assert_eq!((runs.len(), &capacity["violations"]), (1, &serde_json::json!([])));
+    for run in runs {
+        assert_eq!((run["sidecars"].as_u64(), run["error"].is_null()), (Some(20), true), "{run}");
+        let of = |name: &str| run["figures"][name].as_f64().unwrap_or_else(|| panic!("{name}: {run}"));
+        assert!(of("idle_mb") > 1.0 && of("resident_mb") <= of("peak_mb"), "{run}");
+        for figure in ["connect_seconds", "connect_cpu_ms", "endpoint_last_ms", "churn_interval_ms"] {
+            assert!(of(figure) > 0.0, "{run}");
+        }
+    }
+    let dns = tiny(folder.path(), "dns-load");
+    for run in dns["runs"].as_array().unwrap() {
+        assert!(run["error"].is_null() && run["figures"]["queries_skysail_per_second"].is_number(), "{run}");
+    }
+    let drawn = bench(folder.path(), &["report", "results", "--html", "page.html"]);
+    assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
+    let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
+    assert!(page.contains("churn-50: skysail bench control --sidecars 20"), "{page}");
+    assert!(page.contains("istiod 1.19, churn 50 %"), "{page}");
+}
+
+#[test]
 fn a_tiny_scenario_of_a_mesh_measures_it_with_and_without_sidecars() {
     let folder = tempfile::tempdir().unwrap();
     for (scenario, pods) in [("mesh-wide", 4), ("policies", 5), ("tiers", 10)] {

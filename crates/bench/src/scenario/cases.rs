@@ -89,8 +89,8 @@ pub(super) trait CaseStudy: Clone + Debug + Serialize + DeserializeOwned {
     /// Returns the explanations of the figures.
     fn legend(&self, report: &CaseReport<Self>) -> Vec<String>;
 
-    /// Returns the method of measurement as the end of a sentence.
-    fn method(&self) -> String;
+    /// Returns the method of measurement.
+    fn method(&self, settings: &CaseSettings<Self::Case>) -> String;
 }
 
 /// Maximum of the median of a figure.

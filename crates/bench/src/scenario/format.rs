@@ -32,6 +32,10 @@ pub(super) enum Study {
     Generation,
     /// A whole mesh.
     Mesh,
+    /// A control plane, with `skysail bench control`.
+    Control,
+    /// DNS queries, with `skysail bench dns`.
+    Dns,
 }
 
 impl Study {

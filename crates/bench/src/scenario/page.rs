@@ -72,6 +72,7 @@ pub(crate) fn page(args: &PageArgs) -> anyhow::Result<()> {
             }
             AnyResult::Generation(result) => body.push_str(&cases::section(result, &mut figures)),
             AnyResult::Mesh(result) => body.push_str(&cases::section(result, &mut figures)),
+            AnyResult::Command(result) => body.push_str(&cases::section(result, &mut figures)),
         }
     }
     fs::write(&args.html, html::document("Skysail benchmarks", &body))

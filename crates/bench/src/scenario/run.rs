@@ -12,9 +12,11 @@ use skysail_core::stdio;
 use super::{
     BENCHMARK, ScenarioResult,
     cases::{self, CaseResult, CaseStudy},
+    command::{self, CommandScenario},
     csv,
     format::{Limit, MAX_ROUNDS, Scenario, SizeName},
-    generation, mesh,
+    generation::{self, GenerationScenario},
+    mesh::{self, MeshScenario},
     study::AnyScenario,
     table,
 };
@@ -62,6 +64,35 @@ struct PreparedScenario {
     file: ResultFile,
 }
 
+/// A scenario of cases to run, with the programs that it needs.
+enum PreparedCases {
+    Generation(GenerationScenario),
+    Mesh(MeshScenario, Vec<(Peer, PathBuf)>),
+    Command(CommandScenario, PathBuf),
+}
+
+impl PreparedCases {
+    /// Takes all turns, writes the result file and prints the result. Returns true if the result is complete and
+    /// accepted, and true if the run was interrupted.
+    fn run(self, args: &RunArgs, file: ResultFile) -> anyhow::Result<(bool, bool)> {
+        let (size, rounds, output) = (args.size, args.rounds, args.environment.output);
+        match self {
+            Self::Generation(scenario) => {
+                let machine = stage::observe_machine("not used");
+                publish_cases(&generation::run(scenario, size, rounds, machine)?, file, output)
+            }
+            Self::Mesh(scenario, peers) => {
+                let machine = stage::observe_machine("a namespace for each pod");
+                publish_cases(&mesh::run(scenario, size, rounds, &peers, machine)?, file, output)
+            }
+            Self::Command(scenario, program) => {
+                let machine = stage::observe_machine("a namespace for each turn");
+                publish_cases(&command::run(scenario, size, rounds, &program, machine)?, file, output)
+            }
+        }
+    }
+}
+
 /// Runs scenarios; those of traffic last, because they change scheduling and network of this process. Returns true if
 /// all turns succeeded and all results are accepted.
 ///
@@ -72,7 +103,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
     let scenarios: anyhow::Result<Vec<AnyScenario>> =
         args.scenarios.iter().map(|given| AnyScenario::read(&file_of(given))).collect();
     let folder = args.results.clone().unwrap_or_else(default_folder);
-    let (mut of_traffic, mut of_generation, mut of_mesh) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut of_traffic, mut of_cases) = (Vec::new(), Vec::new());
     for scenario in scenarios? {
         match scenario {
             AnyScenario::Traffic(scenario) => {
@@ -84,29 +115,26 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
             AnyScenario::Generation(scenario) => {
                 args.environment.check_in_process(&scenario.name)?;
                 let file = ResultFile::in_folder(&folder, &scenario.name)?;
-                of_generation.push((scenario, file));
+                of_cases.push((PreparedCases::Generation(scenario), file));
             }
             AnyScenario::Mesh(scenario) => {
                 let peers = args.environment.programs(&scenario.peers)?;
                 scenario.check_peers(&peers)?;
                 let file = ResultFile::in_folder(&folder, &scenario.name)?;
-                of_mesh.push((scenario, peers, file));
+                of_cases.push((PreparedCases::Mesh(scenario, peers), file));
+            }
+            AnyScenario::Command(scenario) => {
+                let program = args.environment.own_program(&scenario.name)?;
+                let file = ResultFile::in_folder(&folder, &scenario.name)?;
+                of_cases.push((PreparedCases::Command(scenario, program), file));
             }
         }
     }
     let mut is_good = true;
-    for (scenario, file) in of_generation {
-        let result = generation::run(scenario, args.size, args.rounds, stage::observe_machine("not used"))?;
-        is_good &= publish_cases(&result, file, args.environment.output)?;
-        if result.report.interrupted {
-            return Ok(false);
-        }
-    }
-    for (scenario, peers, file) in of_mesh {
-        let machine = stage::observe_machine("a namespace for each pod");
-        let result = mesh::run(scenario, args.size, args.rounds, &peers, machine)?;
-        is_good &= publish_cases(&result, file, args.environment.output)?;
-        if result.report.interrupted {
+    for (prepared, file) in of_cases {
+        let (is_accepted, interrupted) = prepared.run(args, file)?;
+        is_good &= is_accepted;
+        if interrupted {
             return Ok(false);
         }
     }
@@ -131,14 +159,14 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
     Ok(is_good)
 }
 
-/// Writes the result file and prints the result. Returns true if all turns succeeded and the result is accepted.
+/// Writes the result file and prints the result. Returns as [`PreparedCases::run`].
 fn publish_cases<S: CaseStudy>(
     result: &CaseResult<S>,
     file: ResultFile,
     output: Output,
-) -> anyhow::Result<bool> {
+) -> anyhow::Result<(bool, bool)> {
     publish(result, file, output, &result.violations, || cases::markdown(result))?;
-    Ok(result.is_complete() && result.violations.is_empty())
+    Ok((result.is_complete() && result.violations.is_empty(), result.report.interrupted))
 }
 
 /// Writes the result file and prints the result. Returns the file.

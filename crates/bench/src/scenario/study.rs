@@ -7,8 +7,8 @@ use serde_json::Value;
 use skysail_yaml::Node;
 
 use super::{
-    BENCHMARK, ScenarioResult, cases::CaseResult, document, format::Scenario, generation::GenerationScenario,
-    mesh::MeshScenario,
+    BENCHMARK, ScenarioResult, cases::CaseResult, command::CommandScenario, document, format::Scenario,
+    generation::GenerationScenario, mesh::MeshScenario,
 };
 use crate::results;
 
@@ -16,6 +16,8 @@ use crate::results;
 const GENERATION: &str = "generation";
 /// Value of `study` in scenarios of a mesh.
 const MESH: &str = "mesh";
+/// Values of `study` in scenarios of other benchmarks.
+const COMMANDS: [&str; 2] = ["control", "dns"];
 /// Maximum size of a result file in bytes.
 const MAX_FILE: u64 = 64 << 20;
 
@@ -24,6 +26,7 @@ pub(super) enum AnyScenario {
     Traffic(Scenario),
     Generation(GenerationScenario),
     Mesh(MeshScenario),
+    Command(CommandScenario),
 }
 
 /// A result of any study.
@@ -31,6 +34,7 @@ pub(super) enum AnyResult {
     Traffic(Box<ScenarioResult>),
     Generation(Box<CaseResult<GenerationScenario>>),
     Mesh(Box<CaseResult<MeshScenario>>),
+    Command(Box<CaseResult<CommandScenario>>),
 }
 
 impl AnyScenario {
@@ -48,6 +52,7 @@ impl AnyScenario {
         match root.get("study").and_then(Node::text) {
             Some(GENERATION) => GenerationScenario::of(root).map(Self::Generation),
             Some(MESH) => MeshScenario::of(root).map(Self::Mesh),
+            Some(study) if COMMANDS.contains(&study) => CommandScenario::of(root).map(Self::Command),
             _ => Scenario::of(root).map(Self::Traffic),
         }
     }
@@ -68,6 +73,7 @@ pub(super) fn parse(text: &[u8]) -> anyhow::Result<Option<AnyResult>> {
     Ok(Some(match value["scenario"]["study"].as_str() {
         Some(GENERATION) => AnyResult::Generation(Box::new(CaseResult::of(value)?)),
         Some(MESH) => AnyResult::Mesh(Box::new(CaseResult::of(value)?)),
+        Some(study) if COMMANDS.contains(&study) => AnyResult::Command(Box::new(CaseResult::of(value)?)),
         _ => AnyResult::Traffic(Box::new(ScenarioResult::of(value)?)),
     }))
 }

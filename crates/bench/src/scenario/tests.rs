@@ -1,6 +1,7 @@
 use std::{collections::BTreeMap, fs};
 
 use super::{
+    command::CommandScenario,
     diff::{DiffRow, Verdict, compare},
     format::{Measure, Published, PublishedRow},
     generation::GenerationScenario,
@@ -126,7 +127,8 @@ fn all_scenarios_of_the_repository_are_valid() {
     for (scenario, file) in scenarios {
         let (AnyScenario::Traffic(Scenario { name, .. })
         | AnyScenario::Generation(GenerationScenario { name, .. })
-        | AnyScenario::Mesh(MeshScenario { name, .. })) = &scenario;
+        | AnyScenario::Mesh(MeshScenario { name, .. })
+        | AnyScenario::Command(CommandScenario { name, .. })) = &scenario;
         assert_eq!(file.file_stem().unwrap().to_str(), Some(name.as_str()), "the file has the name");
         let AnyScenario::Traffic(scenario) = scenario else { continue };
         let tiny = scenario.settings(SizeName::Tiny, None);

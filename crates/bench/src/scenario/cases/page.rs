@@ -96,12 +96,8 @@ fn made<S: CaseStudy>(result: &CaseResult<S>) -> String {
         SizeName::Tiny => " --size tiny (too short for reliable figures)",
     };
     format!(
-        "Medians of {} rounds in which all cases take turns of at least {} s after {} s of warm-up, {}. Command: skysail \
-         bench run {} --rounds {}{tiny}.",
-        settings.rounds,
-        settings.seconds,
-        settings.warmup,
-        result.scenario.method(),
+        "{}. Command: skysail bench run {} --rounds {}{tiny}.",
+        result.scenario.method(settings),
         result.scenario.heading()[0],
         settings.rounds
     )

@@ -113,6 +113,16 @@ impl<S: CaseStudy> CaseResult<S> {
     }
 }
 
+impl<C> CaseSettings<C> {
+    /// Returns the method of measurement of a study whose turns have a window. `how` is the end of the sentence.
+    pub(in crate::scenario) fn method(&self, how: &str) -> String {
+        format!(
+            "Medians of {} rounds in which all cases take turns of at least {} s after {} s of warm-up, {how}",
+            self.rounds, self.seconds, self.warmup
+        )
+    }
+}
+
 impl<S: CaseStudy> CaseReport<S> {
     /// Returns a report of these turns.
     pub(in crate::scenario) fn new(

@@ -8,7 +8,7 @@ use skysail_yaml::Node;
 use crate::{
     generation::{GenerationInput, GenerationMeasurement},
     scenario::{
-        cases::{CaseLimit, CaseReport, CaseStudy, PublishedCase, check_limits},
+        cases::{CaseLimit, CaseReport, CaseSettings, CaseStudy, PublishedCase, check_limits},
         document::{Checked, decode, distinct, ensure, heading, is_name, message, within},
         format::{Figure, MAX_ROUNDS, SizeName, Sizes, Study, figure},
     },
@@ -279,7 +279,7 @@ impl CaseStudy for GenerationScenario {
         .to_vec()
     }
 
-    fn method(&self) -> String {
-        "in process, on one thread".to_owned()
+    fn method(&self, settings: &CaseSettings<GenerationInput>) -> String {
+        settings.method("in process, on one thread")
     }
 }

@@ -14,7 +14,9 @@ use crate::{
     mesh::{MeshMeasurement, MeshPart},
     peers::Peer,
     scenario::{
-        cases::{CaseLimit, CaseReport, CaseStudy, PublishedCase, check_limits, check_published},
+        cases::{
+            CaseLimit, CaseReport, CaseSettings, CaseStudy, PublishedCase, check_limits, check_published,
+        },
         document::{Checked, decode, distinct, heading, is_name, message, within},
         format::{Figure, MAX_ROUNDS, SizeName, Sizes, Study, figure},
     },
@@ -395,7 +397,7 @@ impl CaseStudy for MeshScenario {
         lines
     }
 
-    fn method(&self) -> String {
-        "with all pods on this machine; each turn starts the mesh anew".to_owned()
+    fn method(&self, settings: &CaseSettings<MeshCase>) -> String {
+        settings.method("with all pods on this machine; each turn starts the mesh anew")
     }
 }

@@ -1,0 +1,11 @@
+//! Scenarios of other benchmarks: each case is a run of `skysail bench control` or `skysail bench dns`.
+//!
+//! [`format`](mod@format) has the fields of the scenario. [`run`](mod@run) takes the turns.
+
+mod format;
+mod run;
+
+pub(super) use self::{format::CommandScenario, run::run};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,326 @@
+//! The format of a scenario of another benchmark: cases with their arguments, what to measure, acceptance, sizes.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use skysail_yaml::Node;
+
+use crate::{
+    control::ControlArgs,
+    dns::DnsArgs,
+    scenario::{
+        cases::{
+            CaseLimit, CaseReport, CaseSettings, CaseStudy, PublishedCase, check_limits, check_published,
+        },
+        document::{Checked, decode, distinct, ensure, heading, is_name, message, within},
+        format::{Figure, MAX_ROUNDS, SizeName, Sizes, Study, figure},
+    },
+};
+
+/// A scenario of another benchmark.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::scenario) struct CommandScenario {
+    study: Study,
+    /// Name of the result file: lower-case letters, digits and hyphens.
+    pub(in crate::scenario) name: String,
+    pub(in crate::scenario) title: String,
+    /// What the scenario answers.
+    pub(in crate::scenario) question: String,
+    /// Cases; each has its own turns.
+    cases: Vec<CommandCase>,
+    /// What tables and plots show, and what `bench diff` compares.
+    measure: Vec<CommandMeasure>,
+    #[serde(default)]
+    acceptance: CommandAcceptance,
+    pub(super) sizes: Sizes<CommandSize>,
+    /// Figures of others for the same question.
+    #[serde(default)]
+    published: Vec<PublishedCase>,
+}
+
+/// A run of the benchmark.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::scenario) struct CommandCase {
+    name: String,
+    /// Arguments of the command.
+    pub(super) arguments: String,
+}
+
+/// A group of figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(in crate::scenario) enum CommandMeasure {
+    /// All sidecars connect.
+    Connect,
+    /// Changes reach the sidecars.
+    Changes,
+    /// Memory of the control plane.
+    Memory,
+    /// Sidecars disconnect and reconnect.
+    Churn,
+    /// DNS queries.
+    Queries,
+}
+
+/// Conditions that a result must meet.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CommandAcceptance {
+    /// Maximum medians. They are checked only in the size `default`.
+    #[serde(default)]
+    limits: Vec<CaseLimit>,
+}
+
+/// Number of rounds, and arguments.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CommandSize {
+    pub(super) rounds: u32,
+    /// Replaces the arguments of all cases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    arguments: Option<String>,
+    /// Names of the cases that are measured. Absent: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cases: Option<Vec<String>>,
+}
+
+/// Result of a turn.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(in crate::scenario) struct CommandMeasurement {
+    pub(super) sidecars: u64,
+    /// Figures by their names.
+    pub(super) figures: BTreeMap<String, f64>,
+}
+
+impl CommandMeasure {
+    const ALL: [Self; 5] = [Self::Connect, Self::Changes, Self::Memory, Self::Churn, Self::Queries];
+
+    /// Returns the figures of the group. Less is better in all of them.
+    pub(super) fn figures(self) -> &'static [Figure] {
+        const CONNECT: [Figure; 3] = [
+            figure("connect_seconds", "all configured s", 1.0, 2),
+            figure("connect_p99_ms", "each P99 ms", 1.0, 0),
+            figure("connect_cpu_ms", "CPU of each ms", 1.0, 2),
+        ];
+        const CHANGES: [Figure; 8] = [
+            figure("endpoint_last_ms", "endpoint ms", 1.0, 0),
+            figure("endpoint_cpu_ms", "endpoint CPU ms", 1.0, 0),
+            figure("route_last_ms", "route ms", 1.0, 0),
+            figure("route_cpu_ms", "route CPU ms", 1.0, 0),
+            figure("service_last_ms", "service ms", 1.0, 0),
+            figure("service_cpu_ms", "service CPU ms", 1.0, 0),
+            figure("policy_last_ms", "policy ms", 1.0, 0),
+            figure("policy_cpu_ms", "policy CPU ms", 1.0, 0),
+        ];
+        const MEMORY: [Figure; 4] = [
+            figure("idle_mb", "before MB", 1.0, 0),
+            figure("resident_mb", "connected MB", 1.0, 0),
+            figure("peak_mb", "peak MB", 1.0, 0),
+            figure("left_mb", "afterwards MB", 1.0, 0),
+        ];
+        const CHURN: [Figure; 3] = [
+            figure("churn_interval_ms", "interval ms", 1.0, 2),
+            figure("churn_p99_ms", "each P99 ms", 1.0, 0),
+            figure("churn_cpu_ms", "CPU of each ms", 1.0, 2),
+        ];
+        const QUERIES: [Figure; 2] = [
+            figure("queries_skysail_per_second", "Skysail queries/s", 1.0, 1),
+            figure("queries_envoys_per_second", "Envoys queries/s", 1.0, 0),
+        ];
+        match self {
+            Self::Connect => &CONNECT,
+            Self::Changes => &CHANGES,
+            Self::Memory => &MEMORY,
+            Self::Churn => &CHURN,
+            Self::Queries => &QUERIES,
+        }
+    }
+}
+
+impl CommandScenario {
+    /// Checks the fields of a document. An error begins with the number of the line.
+    pub(in crate::scenario) fn of(root: &Node) -> Result<Self, String> {
+        let scenario: Self = decode(root)?;
+        scenario.check().map_err(|(field, reason)| message(root, &field, &reason))?;
+        Ok(scenario)
+    }
+
+    /// Returns the name of the benchmark, which is a subcommand of `skysail bench`.
+    pub(super) fn benchmark(&self) -> &'static str {
+        if self.study == Study::Dns { "dns" } else { "control" }
+    }
+
+    /// Returns the cases of a run of this size.
+    pub(super) fn cases(&self, size: SizeName) -> Vec<CommandCase> {
+        let CommandSize { arguments, cases, .. } = self.sizes.of(size);
+        let is_measured = |case: &&CommandCase| cases.as_ref().is_none_or(|names| names.contains(&case.name));
+        let of = |case: &CommandCase| CommandCase {
+            name: case.name.clone(),
+            arguments: arguments.as_ref().unwrap_or(&case.arguments).clone(),
+        };
+        self.cases.iter().filter(is_measured).map(of).collect()
+    }
+
+    fn check(&self) -> Checked {
+        heading(&self.name, &self.title, &self.question)?;
+        let names: Vec<&str> = self.cases.iter().map(|case| case.name.as_str()).collect();
+        distinct("cases", &names, 32)?;
+        for (index, case) in self.cases.iter().enumerate() {
+            is_name(&format!("cases[{index}].name"), &case.name)?;
+            self.check_arguments(&format!("cases[{index}].arguments"), &case.arguments)?;
+        }
+        distinct("measure", &self.measure, CommandMeasure::ALL.len())?;
+        let figures = CommandMeasure::ALL.iter().flat_map(|group| group.figures());
+        check_limits(&self.acceptance.limits, figures.clone(), &names, "case")?;
+        check_published(&self.published, figures)?;
+        for (name, size) in [("default", &self.sizes.default), ("tiny", &self.sizes.tiny)] {
+            let field = |field: &str| format!("sizes.{name}.{field}");
+            within(&field("rounds"), f64::from(size.rounds), 1.0, f64::from(MAX_ROUNDS))?;
+            if let Some(arguments) = &size.arguments {
+                self.check_arguments(&field("arguments"), arguments)?;
+            }
+            if let Some(cases) = &size.cases {
+                distinct(&field("cases"), cases, names.len())?;
+                ensure(cases.iter().all(|case| names.contains(&&**case)), &field("cases"), || {
+                    format!("must be some of {}", names.join(", "))
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_arguments(&self, field: &str, arguments: &str) -> Checked {
+        let fits = match self.study {
+            Study::Dns => DnsArgs::parse(arguments).map(|args| args.is_plain()),
+            _ => ControlArgs::parse(arguments).map(|args| args.is_plain()),
+        };
+        let is_plain = fits.map_err(|error| (field.to_owned(), error))?;
+        ensure(is_plain, field, || "must not have --hostile, --skysail, --result and --output".to_owned())
+    }
+}
+
+impl CaseStudy for CommandScenario {
+    type Case = CommandCase;
+    type Group = CommandMeasure;
+    type Measurement = CommandMeasurement;
+
+    const COLUMNS: [&'static str; 2] = ["case", "sidecars"];
+
+    fn heading(&self) -> [&str; 3] {
+        [&self.name, &self.title, &self.question]
+    }
+
+    fn groups(&self) -> &[CommandMeasure] {
+        &self.measure
+    }
+
+    fn limits(&self) -> &[CaseLimit] {
+        &self.acceptance.limits
+    }
+
+    fn name(case: &CommandCase) -> &str {
+        &case.name
+    }
+
+    fn section(_: &CommandCase) -> &str {
+        "control plane"
+    }
+
+    fn is_own(_: &CommandCase) -> bool {
+        true
+    }
+
+    fn amount(measured: &CommandMeasurement) -> String {
+        measured.sidecars.to_string()
+    }
+
+    fn progress(measured: &CommandMeasurement) -> String {
+        let shown = ["connect_seconds", "resident_mb", "churn_interval_ms", "queries_skysail_per_second"];
+        let value = |name: &&str| Some(format!("{name} {:.1}", measured.figures.get(*name)?));
+        shown.iter().filter_map(value).collect::<Vec<_>>().join(", ")
+    }
+
+    fn violation(&self, _: &CommandMeasurement) -> Option<String> {
+        None
+    }
+
+    fn published(&self) -> &[PublishedCase] {
+        &self.published
+    }
+
+    fn figures(group: CommandMeasure) -> &'static [Figure] {
+        group.figures()
+    }
+
+    fn group_title(group: CommandMeasure) -> &'static str {
+        match group {
+            CommandMeasure::Connect => "All sidecars connect",
+            CommandMeasure::Changes => "A change reaches the last sidecar",
+            CommandMeasure::Memory => "Resident memory, MB",
+            CommandMeasure::Churn => "Sidecars disconnect and reconnect",
+            CommandMeasure::Queries => "DNS queries per second",
+        }
+    }
+
+    fn plots(group: CommandMeasure) -> Vec<Vec<&'static Figure>> {
+        let is_plotted = |figure: &&Figure| match group {
+            CommandMeasure::Changes => figure.metric.ends_with("_last_ms"),
+            CommandMeasure::Memory => figure.metric == "resident_mb",
+            _ => true,
+        };
+        group.figures().iter().filter(is_plotted).map(|figure| vec![figure]).collect()
+    }
+
+    fn metrics(measured: &CommandMeasurement) -> BTreeMap<String, f64> {
+        measured.figures.clone()
+    }
+
+    fn legend(&self, report: &CaseReport<Self>) -> Vec<String> {
+        let rounds = report.settings.rounds;
+        let mut lines = vec![format!(
+            "Figures: medians (min–max) over the rounds, here {rounds}. failed 0/{rounds}: 0 of {rounds} turns failed."
+        )];
+        let of = |group: CommandMeasure, text: &str| self.measure.contains(&group).then(|| text.to_owned());
+        let groups = [
+            of(
+                CommandMeasure::Connect,
+                "all configured: from the first connection until the last sidecar has its whole configuration. each P99: the \
+                 time of a sidecar. CPU: CPU time of the control plane for a sidecar.",
+            ),
+            of(
+                CommandMeasure::Changes,
+                "endpoint, route, service, policy: from the change of a file until the last sidecar that must receive it has \
+                 it, and the CPU time of the control plane for it.",
+            ),
+            of(
+                CommandMeasure::Churn,
+                "interval: mean time between two sidecars that reconnect and are configured, while an endpoint or a route \
+                 changes ten times a second. 1,000 divided by it is the number of sidecars per second.",
+            ),
+            of(
+                CommandMeasure::Queries,
+                "Skysail: queries of one control plane for all sidecars. Envoys: queries of one Envoy times the number of \
+                 sidecars.",
+            ),
+        ];
+        lines.extend(groups.into_iter().flatten());
+        lines.extend(
+            report
+                .settings
+                .cases
+                .iter()
+                .map(|case| format!("{}: skysail bench {} {}", case.name, self.benchmark(), case.arguments)),
+        );
+        lines
+    }
+
+    fn method(&self, settings: &CaseSettings<CommandCase>) -> String {
+        format!(
+            "Medians of {} rounds in which all cases take turns; each turn starts a control plane, and one process acts as \
+             all sidecars",
+            settings.rounds
+        )
+    }
+}
