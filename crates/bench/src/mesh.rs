@@ -24,6 +24,8 @@ use crate::{
 
 /// Timeout for all pods to be ready.
 const READY: Duration = Duration::from_secs(300);
+/// Pause between the load and the measurement without load.
+const SETTLE: Duration = Duration::from_millis(500);
 /// Text that `skysail up` prints once all pods are ready and all sidecars have their configuration.
 const IS_READY: &str = " ready after ";
 /// Percentiles of the load's result.
@@ -64,7 +66,6 @@ pub(crate) struct MeshMeasurement {
     pub(crate) requests_in_mesh: f64,
     /// Latency of the client's requests in microseconds, from when they were due, by percentile.
     pub(crate) latency_us: BTreeMap<String, f64>,
-    /// CPU time in microseconds during the load, and resident memory in kilobytes after it.
     pub(crate) parts: BTreeMap<MeshPart, PartCost>,
 }
 
@@ -80,7 +81,11 @@ pub(crate) enum MeshPart {
 /// Cost of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PartCost {
+    /// CPU time in microseconds during the load.
     pub(crate) cpu_us: f64,
+    /// CPU time in microseconds per second without load, after it.
+    pub(crate) idle_cpu_us: f64,
+    /// Resident memory in kilobytes after the load.
     pub(crate) rss_kb: u64,
 }
 
@@ -107,12 +112,19 @@ pub(crate) async fn measure(
     let cpu = || parts.iter().map(|(part, pids)| (*part, accounting::cpu(pids))).collect::<BTreeMap<_, _>>();
     let before = cpu();
     let sent = client.send(load, load.window).await?;
-    let costs = cpu().into_iter().map(|(part, now): (MeshPart, Cpu)| {
-        let used = before.get(&part).map_or(now, |before| now.since(*before));
+    let after = cpu();
+    let mut costs: BTreeMap<MeshPart, PartCost> = BTreeMap::new();
+    for (part, cpu_us) in used(&before, &after) {
         let rss_kb = parts.get(&part).map_or(0, |pids| accounting::memory(pids).rss_kb);
-        (part, PartCost { cpu_us: used.nanoseconds as f64 / 1e3, rss_kb })
-    });
-    let costs = costs.collect();
+        costs.insert(part, PartCost { cpu_us, idle_cpu_us: 0.0, rss_kb });
+    }
+    tokio::time::sleep(SETTLE).await;
+    let (before, began) = (cpu(), Instant::now());
+    tokio::time::sleep(load.warmup).await;
+    let seconds = began.elapsed().as_secs_f64();
+    for (part, cpu_us) in used(&before, &cpu()) {
+        costs.entry(part).and_modify(|cost| cost.idle_cpu_us = cpu_us / seconds);
+    }
     mesh.stop().await;
     Ok(MeshMeasurement {
         pods: deployment.pods,
@@ -125,6 +137,15 @@ pub(crate) async fn measure(
         latency_us: sent.latency_us,
         parts: costs,
     })
+}
+
+/// Returns the CPU time of each part between two readings, in microseconds.
+fn used(before: &BTreeMap<MeshPart, Cpu>, after: &BTreeMap<MeshPart, Cpu>) -> BTreeMap<MeshPart, f64> {
+    let of = |(part, now): (&MeshPart, &Cpu)| {
+        let used = before.get(part).map_or(*now, |before| now.since(*before));
+        (*part, used.nanoseconds as f64 / 1e3)
+    };
+    after.iter().map(of).collect()
 }
 
 /// Returns the command of the mesh.

@@ -154,6 +154,26 @@ pub(crate) fn lines(lines: &[Line], x_title: &str, y_title: &str) -> String {
     )
 }
 
+/// Plots values as a small line that begins at zero, without axes. Missing values are left out.
+pub(crate) fn sparkline(values: &[Option<f64>]) -> String {
+    const WIDTH: f64 = 120.0;
+    const HEIGHT: f64 = 24.0;
+    let max = values.iter().flatten().copied().fold(f64::MIN_POSITIVE, f64::max);
+    let step = WIDTH / (values.len().max(2) - 1) as f64;
+    let point = |(index, value): (usize, &Option<f64>)| {
+        let height = HEIGHT - value.as_ref()?.max(0.0) / max * HEIGHT;
+        Some(format!("{:.1} {height:.1}", index as f64 * step))
+    };
+    let points: Vec<String> = values.iter().enumerate().filter_map(point).collect();
+    format!(
+        r#"<svg viewBox="-2 -2 {:.0} {:.0}" width="{:.0}" role="img"><path class="line peer1" d="M{}"/></svg>"#,
+        WIDTH + 4.0,
+        HEIGHT + 4.0,
+        WIDTH + 4.0,
+        points.join("L")
+    )
+}
+
 /// Returns at least two marks of an axis that enclose the values: 1, 2 or 5 times a power of ten, from 1 on.
 fn marks(lowest: f64, highest: f64) -> Vec<f64> {
     let all: Vec<f64> =
@@ -185,6 +205,13 @@ mod tests {
         assert!(svg.contains("a &lt;b&gt;") && svg.contains("x&amp;y"), "{svg}");
         assert_eq!(svg.matches(r#"width="240.0""#).count(), 2, "{svg}");
         assert_eq!(svg.matches(r#"width="120.0""#).count(), 2, "{svg}");
+    }
+
+    #[test]
+    fn a_sparkline_begins_at_zero_and_leaves_out_missing_values() {
+        let svg = sparkline(&[Some(10.0), None, Some(20.0)]);
+        assert!(svg.contains(r#"d="M0.0 12.0L120.0 0.0""#), "{svg}");
+        assert!(!sparkline(&[Some(0.0)]).contains("NaN") && !sparkline(&[]).contains("NaN"));
     }
 
     #[test]

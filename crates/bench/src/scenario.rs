@@ -1,10 +1,11 @@
 //! `skysail bench run`, `report` and `diff`: scenarios as files, and their results.
 //!
 //! [`study`] reads scenarios and results of all studies. [`generation`] is the study of the generation of configuration,
-//! [`mesh`] that of a whole mesh, [`command`] those of other benchmarks; they are studies of [`cases`]. The other modules are those of traffic:
-//! [`format`](mod@format) reads a scenario. [`run`](mod@run) takes its turns and stores a [`ScenarioResult`]. [`table`]
-//! and [`page`](mod@page) with [`figures`] show results together with figures that others have published.
-//! [`diff`](mod@diff) compares two results. [`csv`] reads and writes the columns of Istio's `benchmark.csv`.
+//! [`mesh`] that of a whole mesh, [`command`] those of other benchmarks; they are studies of [`cases`]. [`site`] shows the
+//! history of all results. The other modules are those of traffic: [`format`](mod@format) reads a scenario.
+//! [`run`](mod@run) takes its turns and stores a [`ScenarioResult`]. [`table`] and [`page`](mod@page) with [`figures`] show
+//! results together with figures that others have published. [`diff`](mod@diff) compares two results. [`csv`] reads and
+//! writes the columns of Istio's `benchmark.csv`.
 
 mod cases;
 mod command;
@@ -18,6 +19,7 @@ mod mesh;
 mod page;
 mod rank;
 mod run;
+mod site;
 mod study;
 mod table;
 

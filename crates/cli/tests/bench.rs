@@ -328,7 +328,7 @@ fn a_tiny_scenario_of_a_mesh_measures_it_with_and_without_sidecars() {
     assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
     let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
     assert!(
-        page.contains("Permissive and restricted policy") && page.contains("restricted-50/skysail"),
+        page.contains("Permissive and restricted policy") && page.contains("restricted/skysail"),
         "{page}"
     );
     let result = "results/mesh-wide.json";

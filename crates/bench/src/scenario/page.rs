@@ -13,6 +13,7 @@ use skysail_core::stdio;
 use super::{
     ScenarioResult, cases, csv, figures,
     format::{Measure, Published, SizeName},
+    site,
     study::{AnyResult, read},
     table,
 };
@@ -35,6 +36,11 @@ pub(crate) struct PageArgs {
     #[arg(long, value_name = "FILE", default_value = "report.html")]
     html: PathBuf,
 
+    /// Folder of a static site, instead of a page: a page for each scenario with its newest result and the history of its
+    /// figures. Folders directly in each DIR are searched too. Existing pages are replaced.
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["html", "istio_csv"])]
+    site: Option<PathBuf>,
+
     /// Files with the columns of Istio's benchmark.csv. Rows of the same rate and payload are shown beside the results.
     #[arg(long, value_name = "FILE")]
     istio_csv: Vec<PathBuf>,
@@ -46,6 +52,13 @@ pub(crate) struct PageArgs {
 /// A folder has no result, a file cannot be read or written, or a CSV file has no row of the rate and payload of a
 /// result.
 pub(crate) fn page(args: &PageArgs) -> anyhow::Result<()> {
+    if let Some(folder) = &args.site {
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create the folder {}", folder.display()))?;
+        site::write(&args.folders, folder)?;
+        stdio::print(format_args!("The site is {}.", folder.join("index.html").display()))?;
+        return Ok(());
+    }
     results::check_writable("--html", &args.html)?;
     let mut all = Vec::new();
     for folder in &args.folders {
@@ -64,16 +77,15 @@ pub(crate) fn page(args: &PageArgs) -> anyhow::Result<()> {
     let mut body = "<h1>Skysail benchmarks</h1>".to_owned();
     let mut figures = 0;
     for result in &all {
-        match result {
+        let further = match result {
             AnyResult::Traffic(result) => {
                 let further: anyhow::Result<Vec<_>> =
                     args.istio_csv.iter().map(|file| csv::read(file, &result.report.settings)).collect();
-                body.push_str(&section(result, &further?.concat(), &mut figures));
+                further?.concat()
             }
-            AnyResult::Generation(result) => body.push_str(&cases::section(result, &mut figures)),
-            AnyResult::Mesh(result) => body.push_str(&cases::section(result, &mut figures)),
-            AnyResult::Command(result) => body.push_str(&cases::section(result, &mut figures)),
-        }
+            _ => Vec::new(),
+        };
+        body.push_str(&section_of(result, &further, &mut figures));
     }
     fs::write(&args.html, html::document("Skysail benchmarks", &body))
         .with_context(|| format!("cannot write {}", args.html.display()))?;
@@ -81,19 +93,34 @@ pub(crate) fn page(args: &PageArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Returns the section of a result of any study. `further` are figures of others, beside those of a result of traffic.
+pub(super) fn section_of(result: &AnyResult, further: &[Published], figures: &mut usize) -> String {
+    match result {
+        AnyResult::Traffic(result) => section(result, further, figures),
+        AnyResult::Generation(result) => cases::section(result, figures),
+        AnyResult::Mesh(result) => cases::section(result, figures),
+        AnyResult::Command(result) => cases::section(result, figures),
+    }
+}
+
 /// Returns the results of `bench run` in a folder, by file name.
 fn results_in(folder: &Path) -> anyhow::Result<Vec<AnyResult>> {
+    let mut results = Vec::new();
+    for file in &json_files(folder)? {
+        results.extend(read(file)?);
+    }
+    Ok(results)
+}
+
+/// Returns the JSON files of a folder, by name.
+pub(super) fn json_files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder)
         .with_context(|| format!("cannot read {}; name a folder of results", folder.display()))?;
     let mut files: Vec<PathBuf> =
         entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
     files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
     files.sort();
-    let mut results = Vec::new();
-    for file in &files {
-        results.extend(read(file)?);
-    }
-    Ok(results)
+    Ok(files)
 }
 
 /// Returns the section of a result. `figures` counts the plots so far, which are numbered.

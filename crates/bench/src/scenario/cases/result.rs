@@ -33,10 +33,10 @@ pub(in crate::scenario) struct CaseReport<S: CaseStudy> {
     pub(super) benchmark: String,
     pub(super) version: String,
     #[serde(default)]
-    pub(super) commit: Option<String>,
-    pub(super) started: u64,
+    pub(in crate::scenario) commit: Option<String>,
+    pub(in crate::scenario) started: u64,
     pub(in crate::scenario) interrupted: bool,
-    pub(super) machine: Machine,
+    pub(in crate::scenario) machine: Machine,
     pub(in crate::scenario) settings: CaseSettings<S::Case>,
     pub(super) peers: BTreeMap<String, Program>,
     pub(in crate::scenario) runs: Vec<CaseRun<S::Measurement>>,

@@ -7,6 +7,7 @@ use crate::{
         cases::{CaseReport, CaseResult, CaseRun, CaseSettings, compare, is_accepted, markdown, section},
         diff::Verdict,
         format::SizeName,
+        site,
         study::{AnyResult, parse},
     },
 };
@@ -219,4 +220,43 @@ fn differences_are_found_for_each_input() {
     assert!(accepted(&before, &before) && !accepted(&before, &slower) && !accepted(&before, &lacking));
     lacking.report.settings.cases.pop();
     assert!(compare(&before, &lacking, (5.0, 99.0)).unwrap_err().to_string().contains("different scenarios"));
+}
+
+#[test]
+fn a_site_has_the_history_of_a_scenario_and_its_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let (results, site) = (folder.path().join("results"), folder.path().join("site"));
+    let write = |name: &str, started: u64, result: CaseResult<GenerationScenario>| {
+        let mut json = serde_json::to_value(&result).unwrap();
+        json["started"] = started.into();
+        json["commit"] = format!("{name}0123456789").into();
+        std::fs::create_dir_all(results.join(name)).unwrap();
+        std::fs::write(results.join(name).join("small.json"), json.to_string()).unwrap();
+    };
+    write("later", 1_795_600_000, result(1.5, 1));
+    write("first", 1_795_500_000, result(1.0, 1));
+    std::fs::create_dir(&site).unwrap();
+    site::write(std::slice::from_ref(&results), &site).unwrap();
+
+    let page = |name: &str| std::fs::read_to_string(site.join(name)).unwrap();
+    let index = page("index.html");
+    assert!(index.contains(r#"<a href="small.html">Small &lt;title&gt;</a>"#), "{index}");
+    assert!(index.contains("commit later0123456789. Number of results: 2."), "{index}");
+    let small = page("small.html");
+    let row = "<tr><td>http</td><td>compile CPU µs</td><td><svg";
+    let (_, history) = small.split_once(row).unwrap_or_else(|| panic!("{small}"));
+    let (cells, _) = history.split_once("</tr>").unwrap();
+    assert!(cells.ends_with("<td>× 1.50</td><td>256</td><td>384</td>"), "{cells}");
+    for file in ["data/later/small.json", "data/first/small.json"] {
+        assert!(small.contains(&format!(r#"<a href="{file}">"#)), "{small}");
+        assert_eq!(
+            page(file),
+            std::fs::read_to_string(results.join(file.trim_start_matches("data/"))).unwrap()
+        );
+    }
+    let none = site::write(&[site.join("data/none")], &site).unwrap_err();
+    assert!(none.to_string().contains("cannot read"), "{none}");
+    let empty = tempfile::tempdir().unwrap();
+    let none = site::write(&[empty.path().to_owned()], &site).unwrap_err();
+    assert!(none.to_string().contains("no folder has a result"), "{none}");
 }

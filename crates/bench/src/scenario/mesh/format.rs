@@ -128,9 +128,10 @@ impl MeshMeasure {
             figure("latency_p99_us", "P99 ms", 1e3, 2),
             figure("latency_p99_9_us", "P99.9 ms", 1e3, 2),
         ];
-        const CPU: [Figure; 3] = [
+        const CPU: [Figure; 4] = [
             figure("cpu_sidecars_us_per_request", "sidecars CPU µs", 1.0, 0),
             figure("cpu_services_us_per_request", "services CPU µs", 1.0, 0),
+            figure("cpu_idle_sidecar_us_per_second", "idle sidecar µs/s", 1.0, 0),
             figure("cpu_control_percent", "control CPU %", 1.0, 2),
         ];
         const MEMORY: [Figure; 3] = [
@@ -347,9 +348,10 @@ impl CaseStudy for MeshScenario {
         };
         match group {
             MeshMeasure::Latency => vec![figures(&["latency_p50_us"]), figures(&["latency_p99_us"])],
-            MeshMeasure::Cpu => {
-                vec![figures(&["cpu_sidecars_us_per_request", "cpu_services_us_per_request"])]
-            }
+            MeshMeasure::Cpu => vec![
+                figures(&["cpu_sidecars_us_per_request", "cpu_services_us_per_request"]),
+                figures(&["cpu_idle_sidecar_us_per_second"]),
+            ],
             MeshMeasure::Memory => vec![figures(&["rss_sidecar_kb"]), figures(&["rss_control_kb"])],
             MeshMeasure::Start => vec![figures(&["ready_seconds"])],
         }
@@ -368,8 +370,10 @@ impl CaseStudy for MeshScenario {
         }
         if let Some(sidecars) = part(MeshPart::Sidecars) {
             add("cpu_sidecars_us_per_request", sidecars.cpu_us / requests);
+            let each = |amount: f64| amount / measured.sidecars.max(1) as f64;
+            add("cpu_idle_sidecar_us_per_second", each(sidecars.idle_cpu_us));
             add("rss_sidecars_kb", sidecars.rss_kb as f64);
-            add("rss_sidecar_kb", sidecars.rss_kb as f64 / measured.sidecars.max(1) as f64);
+            add("rss_sidecar_kb", each(sidecars.rss_kb as f64));
         }
         if let Some(control) = part(MeshPart::Control) {
             add("cpu_control_percent", control.cpu_us / 1e4 / measured.seconds.max(f64::MIN_POSITIVE));
@@ -389,7 +393,8 @@ impl CaseStudy for MeshScenario {
              requests that it causes, from when it was due."
                 .to_owned(),
             "CPU µs: CPU time of all sidecars, or of all services, for a request between pods. A request passes two sidecars. \
-             Divided by 1,000 it is vCPU per 1,000 requests/s. CPU %: of one CPU. An Envoy has an agent, which is not part of \
+             Divided by 1,000 it is vCPU per 1,000 requests/s. idle sidecar: CPU time of a sidecar in a second without load; the \
+             CPU time of requests contains it. CPU %: of one CPU. An Envoy has an agent, which is not part of \
              these figures. MB: resident memory after the load."
                 .to_owned(),
         ];

@@ -43,7 +43,7 @@ fn scenario(text: &str) -> Result<MeshScenario, String> {
 
 /// Returns a turn with 1,000 requests of the client and 4,000 between pods.
 fn measurement(peer: Option<Peer>, factor: f64, failed: u64) -> MeshMeasurement {
-    let cost = |cpu_us: f64, rss_kb: u64| PartCost { cpu_us: cpu_us * factor, rss_kb };
+    let cost = |cpu_us: f64, rss_kb: u64| PartCost { cpu_us: cpu_us * factor, idle_cpu_us: 5_000.0, rss_kb };
     let mut parts = BTreeMap::from([(MeshPart::Services, cost(80_000.0, 4_096))]);
     if peer.is_some() {
         parts.insert(MeshPart::Sidecars, cost(400_000.0, 10_240));
@@ -148,6 +148,7 @@ fn figures_are_those_of_a_request_between_pods() {
     assert_eq!(of("cpu_sidecars_us_per_request"), Some(100.0));
     assert_eq!(of("cpu_services_us_per_request"), Some(20.0));
     assert_eq!(of("cpu_control_percent"), Some(1.0));
+    assert_eq!(of("cpu_idle_sidecar_us_per_second"), Some(1_000.0), "5 ms for 5 sidecars");
     assert_eq!(of("rss_sidecar_kb"), Some(2_048.0));
     assert_eq!(of("latency_p99_9_us"), Some(2_500.0));
     let plain = MeshScenario::metrics(&measurement(None, 1.0, 0));
@@ -180,7 +181,7 @@ fn tables_and_page_show_meshes_and_what_others_published() {
     assert!(others.contains(scale), "{others}");
     let mut figures = 0;
     let page = crate::html::document("x", &section(&all, &mut figures));
-    assert_eq!((page.matches("<svg ").count(), figures), (12, 12), "six plots for two meshes");
+    assert_eq!((page.matches("<svg ").count(), figures), (14, 14), "seven plots for two meshes");
     for outside in ["<script", "src=", "href=", "url(", "@import", "http://", "https://", "NaN", "inf"] {
         assert!(!page.contains(outside), "{outside}");
     }
