@@ -24,6 +24,8 @@ use crate::{
 
 /// Timeout for all pods to be ready.
 const READY: Duration = Duration::from_secs(300);
+/// Interval at which the metrics of sidecars are read: the default of Istio's sample of Prometheus.
+const METRICS: &str = "15s";
 /// Pause between the load and the measurement without load.
 const SETTLE: Duration = Duration::from_millis(500);
 /// Text that `skysail up` prints once all pods are ready and all sidecars have their configuration.
@@ -152,6 +154,7 @@ fn used(before: &BTreeMap<MeshPart, Cpu>, after: &BTreeMap<MeshPart, Cpu>) -> BT
 fn up(deployment: &GraphDeployment, programs: &MeshPrograms, name: &str) -> Vec<OsString> {
     let mut command: Vec<OsString> = vec![programs.skysail.clone().into()];
     command.extend(["up", "mesh.yaml", "--name", name, "--ready-within", "300s"].map(OsString::from));
+    command.extend(["--metrics-interval", METRICS].map(OsString::from));
     match &programs.sidecars {
         None => command.push("--plain".into()),
         Some((Peer::Envoy, program)) => {

@@ -93,6 +93,10 @@ pub(crate) struct UpArgs {
     /// Time within which all workloads must be ready; otherwise the mesh counts as unhealthy.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     ready_within: Duration,
+    /// Interval at which the metrics of all sidecars are read, for the table and the verdict. Large meshes are read less
+    /// often. Above 5s, the table has no figures of the last seconds.
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
+    metrics_interval: Duration,
     /// Run an Envoy as the sidecar of a workload, with the same configuration; may be given several times. Any public
     /// build works. The table shows only those of its calls whose destination has a Skysail sidecar.
     #[arg(long = "envoy", value_name = "NAMESPACE/WORKLOAD=PROGRAM", value_parser = envoy)]
@@ -117,6 +121,7 @@ struct Inside {
     time: Option<Duration>,
     output: Output,
     ready_within: Duration,
+    metrics_interval: Duration,
 }
 
 /// Minimum interval between two polls of the mesh. The table is redrawn after each poll.
@@ -225,7 +230,13 @@ pub(crate) fn outside(args: UpArgs) -> anyhow::Result<u8> {
         published: published.targets.clone(),
         egress: args.egress,
     };
-    let order = Inside { settings, time: args.time, output: args.output, ready_within: args.ready_within };
+    let order = Inside {
+        settings,
+        time: args.time,
+        output: args.output,
+        ready_within: args.ready_within,
+        metrics_interval: args.metrics_interval,
+    };
     let order = serde_json::to_string(&order)?;
     let inside = ["up-inside".into(), OsString::from(order)];
     let forwarder = args.egress.then(|| ["up-egress".into()]);
@@ -270,6 +281,8 @@ struct Monitor {
     findings: Vec<Diagnostic>,
     changes: Changes,
     traffic: Traffic,
+    /// Time at which the metrics of all sidecars were last read.
+    read: Option<Instant>,
     /// Start of the count of traffic.
     counting: Option<Instant>,
     plain: bool,
@@ -278,7 +291,7 @@ struct Monitor {
 }
 
 async fn monitor(order: Inside) -> anyhow::Result<u8> {
-    let Inside { settings, time, output, ready_within } = order;
+    let Inside { settings, time, output, ready_within, metrics_interval } = order;
     let mut monitor = Monitor::new(output, &settings);
     let from = Input::names(&settings.config, &settings.folder);
     monitor.console.line(&format!("mesh {} from {from}", settings.name))?;
@@ -325,7 +338,7 @@ async fn monitor(order: Inside) -> anyhow::Result<u8> {
             }
             () = sleep_until(tick) => {
                 let now = state.borrow().clone();
-                monitor.tick(&now, control).await?;
+                monitor.tick(&now, control, metrics_interval).await?;
                 monitor.late |= monitor.ready.is_none() && monitor.started.elapsed() > ready_within;
                 let since = monitor.ready.or(monitor.late.then(|| monitor.started + ready_within));
                 if since.zip(time).is_some_and(|(since, time)| since.elapsed() >= time) {
@@ -366,6 +379,7 @@ impl Monitor {
             findings: Vec::new(),
             changes: Changes::default(),
             traffic: Traffic::default(),
+            read: None,
             counting: None,
             plain: settings.control.is_empty(),
             hinted: false,
@@ -441,10 +455,19 @@ impl Monitor {
         Ok(())
     }
 
-    /// Polls the sidecars and the control plane, and draws the table.
-    async fn tick(&mut self, state: &State, control: std::net::SocketAddr) -> anyhow::Result<()> {
-        self.collect(state, control).await?;
-        self.hint(state)?;
+    /// Polls the control plane and, at this interval, the sidecars. Draws the table.
+    async fn tick(
+        &mut self,
+        state: &State,
+        control: std::net::SocketAddr,
+        metrics_interval: Duration,
+    ) -> anyhow::Result<()> {
+        if self.read.is_some_and(|read| read.elapsed() < metrics_interval) {
+            self.poll_findings(control).await?;
+        } else {
+            self.collect(state, control).await?;
+            self.hint(state)?;
+        }
         self.draw()
     }
 
@@ -467,8 +490,8 @@ impl Monitor {
         if self.ready.is_some() { self.console.table(&self.traffic.live()) } else { Ok(()) }
     }
 
-    /// Reads the diagnostics of the control plane and the metrics of all sidecars.
-    async fn collect(&mut self, state: &State, control: std::net::SocketAddr) -> anyhow::Result<()> {
+    /// Prints what the control plane has found since the last poll.
+    async fn poll_findings(&mut self, control: std::net::SocketAddr) -> anyhow::Result<()> {
         if self.plain {
             return Ok(());
         }
@@ -485,6 +508,15 @@ impl Monitor {
         }
         for line in self.changes.request(control).await {
             self.console.line(&line)?;
+        }
+        Ok(())
+    }
+
+    /// Polls the control plane, and reads the metrics of all sidecars.
+    async fn collect(&mut self, state: &State, control: std::net::SocketAddr) -> anyhow::Result<()> {
+        self.poll_findings(control).await?;
+        if self.plain {
+            return Ok(());
         }
         let mut asking = JoinSet::new();
         for pod in state.pods.iter().filter(|pod| pod.sidecar).cloned() {
@@ -503,7 +535,9 @@ impl Monitor {
             });
         }
         let pages: Vec<_> = asking.join_all().await.into_iter().flatten().collect();
-        self.traffic.update(Instant::now(), &pages);
+        let now = Instant::now();
+        self.traffic.update(now, &pages);
+        self.read = Some(now);
         if self.ready.is_some() && self.counting.is_none() {
             // Earlier calls are not counted: some sidecars did not know all endpoints yet.
             self.traffic.reset();
