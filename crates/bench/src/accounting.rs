@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fs, time::Duration};
 
+use anyhow::Context as _;
 use nix::{time::ClockId, unistd::Pid};
 use serde::{Deserialize, Serialize};
 
@@ -75,18 +76,23 @@ pub(crate) fn family(root: i32) -> Vec<i32> {
 }
 
 /// Returns the CPU time of these processes, including their threads that have ended.
-pub(crate) fn cpu(pids: &[i32]) -> Cpu {
+///
+/// # Errors
+/// A process has ended. Its CPU time is unknown then.
+pub(crate) fn cpu(pids: &[i32]) -> anyhow::Result<Cpu> {
     let mut sum = Cpu::default();
     for pid in pids {
         let clock = ClockId::pid_cpu_clock_id(Pid::from_raw(*pid)).and_then(ClockId::now);
-        let time = clock.map(Duration::from).unwrap_or_default();
+        let time = clock
+            .map(Duration::from)
+            .with_context(|| format!("the CPU time of process {pid} is unknown, because it has ended"))?;
         sum.nanoseconds += u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let (user, kernel) = ticks_by_mode(&text).unwrap_or_default();
         sum.user += user;
         sum.kernel += kernel;
     }
-    sum
+    Ok(sum)
 }
 
 /// Returns the memory of these processes together.
@@ -174,6 +180,9 @@ fn cores_of(stat: &str) -> usize {
 mod tests {
     use super::*;
 
+    /// A number above the maximum of process IDs.
+    const NO_PROCESS: i32 = 1 << 23;
+
     #[test]
     fn files_of_the_kernel_are_parsed() {
         assert_eq!(parent("42 (a) b (c) S 7 42 42 0"), Some(7));
@@ -206,19 +215,21 @@ mod tests {
         let me = i32::try_from(std::process::id()).unwrap();
         assert!(family(me).contains(&me));
         assert!(memory(&[me]).rss_kb > 0);
-        assert!(cpu(&[me]).nanoseconds > 0);
+        assert!(cpu(&[me]).unwrap().nanoseconds > 0);
+        let ended = cpu(&[NO_PROCESS]).unwrap_err().to_string();
+        assert!(ended.contains("because it has ended"), "{ended}");
     }
 
     #[test]
     fn cpu_time_includes_threads_that_have_ended() {
         let own = i32::try_from(std::process::id()).unwrap();
-        let before = cpu(&[own]).nanoseconds;
+        let before = cpu(&[own]).unwrap().nanoseconds;
         let spent = std::thread::spawn(|| {
             let on_cpu = || Duration::from(ClockId::CLOCK_THREAD_CPUTIME_ID.now().unwrap());
             while on_cpu() < Duration::from_millis(20) {}
             u64::try_from(on_cpu().as_nanos()).unwrap()
         });
         let spent = spent.join().unwrap();
-        assert!(cpu(&[own]).nanoseconds >= before + spent);
+        assert!(cpu(&[own]).unwrap().nanoseconds >= before + spent);
     }
 }

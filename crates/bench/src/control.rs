@@ -331,7 +331,7 @@ fn connect(
     sidecars: usize,
     at_once: usize,
 ) -> anyhow::Result<ConnectResult> {
-    let (cpu, own, start) = (server.cpu(), clock::thread_cpu(), Instant::now());
+    let (cpu, own, start) = (server.cpu()?, clock::thread_cpu(), Instant::now());
     fleet.connect(0..sidecars, at_once, TIMEOUT * 5).with_context(|| server.running.output_tail())?;
     let (took, own) = (start.elapsed().as_secs_f64(), clock::thread_cpu() - own);
     let received = std::mem::take(&mut fleet.received);
@@ -340,7 +340,7 @@ fn connect(
     let connect = ConnectResult {
         seconds: took,
         per_second: sidecars as f64 / took,
-        cpu_ms_each: each((server.cpu() - cpu) as f64 / 1e6),
+        cpu_ms_each: each((server.cpu()? - cpu) as f64 / 1e6),
         driver_cpu_ms_each: each(own as f64 / 1e6),
         ms: Quantiles::of(received.configured),
         kilobytes_each: each(received.bytes as f64 / 1e3),

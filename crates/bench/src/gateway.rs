@@ -203,7 +203,7 @@ async fn turn(args: &GatewayArgs, proxy: Proxy, envoy: Option<&Path>, round: u32
     let control = Server::start(args.skysail.as_deref(), true, &further, folder, &config, &ca).await?;
 
     let mut client = HttpsClient::new(hosts.authority.der())?;
-    let (cpu, start) = (control.cpu(), Instant::now());
+    let (cpu, start) = (control.cpu()?, Instant::now());
     let gateway = Gateway::start(args, folder, &ca, control.target.port(), envoy)?;
     let last = hosts.certificates.len() - 1;
     for number in (0..SAMPLE).map(|step| last * step / (SAMPLE - 1)) {
@@ -215,8 +215,8 @@ async fn turn(args: &GatewayArgs, proxy: Proxy, envoy: Option<&Path>, round: u32
         proxy,
         round,
         start_seconds,
-        start_cpu_seconds: gateway.cpu() as f64 / 1e9,
-        control_cpu_seconds: (control.cpu() - cpu) as f64 / 1e9,
+        start_cpu_seconds: gateway.cpu()? as f64 / 1e9,
+        control_cpu_seconds: (control.cpu()? - cpu) as f64 / 1e9,
         resident_mb: gateway.resident(),
         control_mb: control.resident(),
         changes: Vec::new(),
@@ -240,7 +240,7 @@ async fn repeat(
 ) -> anyhow::Result<GatewayChangeResult> {
     let (mut took, mut cpu, mut control_cpu) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..args.repeat {
-        let (before, control_before) = (gateway.cpu(), control.cpu());
+        let (before, control_before) = (gateway.cpu()?, control.cpu()?);
         let prepared = match change {
             GatewayChange::Certificate => hosts.prepare_certificate()?,
             GatewayChange::Host => hosts.prepare_host()?,
@@ -250,8 +250,8 @@ async fn repeat(
         client.wait(&config::host(number), &hosts.certificates[number], &gateway.running).await?;
         took.push(start.elapsed().as_secs_f64() * 1e3);
         tokio::time::sleep(AFTER_EFFECTS).await;
-        cpu.push((gateway.cpu() - before) as f64 / 1e6);
-        control_cpu.push((control.cpu() - control_before) as f64 / 1e6);
+        cpu.push((gateway.cpu()? - before) as f64 / 1e6);
+        control_cpu.push((control.cpu()? - control_before) as f64 / 1e6);
     }
     Ok(GatewayChangeResult {
         change,
@@ -307,8 +307,8 @@ impl Gateway {
         family
     }
 
-    fn cpu(&self) -> u64 {
-        accounting::cpu(&self.processes()).nanoseconds
+    fn cpu(&self) -> anyhow::Result<u64> {
+        Ok(accounting::cpu(&self.processes())?.nanoseconds)
     }
 
     fn resident(&self) -> f64 {

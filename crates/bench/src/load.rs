@@ -95,6 +95,8 @@ pub(crate) struct LoadOutcome {
     pub(crate) resumed: u64,
     /// Responses within the window, whenever their requests were due.
     pub(crate) answered_in_window: u64,
+    /// Responses from the start of the warm-up on. Counted for HTTP/1.1 only.
+    pub(crate) answered: u64,
 }
 
 impl LoadOutcome {
@@ -109,6 +111,7 @@ impl LoadOutcome {
             refused: 0,
             resumed: 0,
             answered_in_window: 0,
+            answered: 0,
         })
     }
 }

@@ -24,12 +24,11 @@ use crate::{
 
 /// Timeout for all pods to be ready.
 const READY: Duration = Duration::from_secs(300);
-/// Interval at which the metrics of sidecars are read: the default of Istio's sample of Prometheus.
-const METRICS: &str = "15s";
 /// Pause between the load and the measurement without load.
 const SETTLE: Duration = Duration::from_millis(500);
-/// Text that `skysail up` prints once all pods are ready and all sidecars have their configuration.
+/// Text that `skysail up` prints once all pods are ready, and a warning before it if sidecars lack their configuration.
 const IS_READY: &str = " ready after ";
+const IS_LATE: &str = "have not acknowledged their configuration";
 /// Percentiles of the load's result.
 const PERCENTILES: [(&str, f64); 4] = [("p50", 50.0), ("p90", 90.0), ("p99", 99.0), ("p99_9", 99.9)];
 
@@ -59,12 +58,12 @@ pub(crate) struct MeshMeasurement {
     pub(crate) sidecars: usize,
     /// Seconds from the start of the mesh until all pods are ready.
     pub(crate) ready_seconds: f64,
-    /// Duration of the measured load in seconds.
+    /// Time of the measured load in seconds, with its start and end.
     pub(crate) seconds: f64,
-    /// Requests of the client, and those of them without a response or with a status other than 200.
+    /// Requests of the client that were due, and those of them without a response of status 200.
     pub(crate) requests: u64,
     pub(crate) failed: u64,
-    /// Mean number of requests between pods, for all requests of the client together.
+    /// Mean number of requests between pods for all requests that the client sent.
     pub(crate) requests_in_mesh: f64,
     /// Latency of the client's requests in microseconds, from when they were due, by percentile.
     pub(crate) latency_us: BTreeMap<String, f64>,
@@ -83,10 +82,9 @@ pub(crate) enum MeshPart {
 /// Cost of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PartCost {
-    /// CPU time in microseconds during the load.
-    pub(crate) cpu_us: f64,
-    /// CPU time in microseconds per second without load, after it.
-    pub(crate) idle_cpu_us: f64,
+    /// CPU time in microseconds per second during the load, and without load after it.
+    pub(crate) cpu_us_per_second: f64,
+    pub(crate) idle_cpu_us_per_second: f64,
     /// Resident memory in kilobytes after the load.
     pub(crate) rss_kb: u64,
 }
@@ -102,59 +100,90 @@ pub(crate) async fn measure(
 ) -> anyhow::Result<MeshMeasurement> {
     let folder = tempfile::Builder::new().prefix("skysail-bench-").tempdir()?;
     fs::write(folder.path().join("mesh.yaml"), &deployment.objects)?;
-    let name = folder.path().file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let name = format!("bench-{}", std::process::id());
     let scheduling = Scheduling { realtime: false, first: false, cpus: None };
+    let command = up(deployment, programs, (&name, load.window));
     let began = Instant::now();
-    let mut mesh = Running::start("mesh", &up(deployment, programs, &name), folder.path(), scheduling)?;
-    mesh.printed(IS_READY, READY).await?;
-    let ready_seconds = began.elapsed().as_secs_f64();
-    let client = MeshClient { programs, name, url: &deployment.url, folder: folder.path() };
-    client.send(load, load.warmup).await?;
-    let parts = parts(mesh.pid(), programs);
-    let cpu = || parts.iter().map(|(part, pids)| (*part, accounting::cpu(pids))).collect::<BTreeMap<_, _>>();
-    let before = cpu();
-    let sent = client.send(load, load.window).await?;
-    let after = cpu();
-    let mut costs: BTreeMap<MeshPart, PartCost> = BTreeMap::new();
-    for (part, cpu_us) in used(&before, &after) {
-        let rss_kb = parts.get(&part).map_or(0, |pids| accounting::memory(pids).rss_kb);
-        costs.insert(part, PartCost { cpu_us, idle_cpu_us: 0.0, rss_kb });
-    }
-    tokio::time::sleep(SETTLE).await;
-    let (before, began) = (cpu(), Instant::now());
-    tokio::time::sleep(load.warmup).await;
-    let seconds = began.elapsed().as_secs_f64();
-    for (part, cpu_us) in used(&before, &cpu()) {
-        costs.entry(part).and_modify(|cost| cost.idle_cpu_us = cpu_us / seconds);
-    }
+    let mut mesh = Running::start("mesh", &command, folder.path(), scheduling)?;
+    let measured = async {
+        mesh.printed(IS_READY, READY).await?;
+        ensure!(mesh.count_lines(IS_LATE) == 0, "not all sidecars have their configuration within 10 s");
+        let ready_seconds = began.elapsed().as_secs_f64();
+        let client = MeshClient { programs, name, url: &deployment.url, folder: folder.path() };
+        under_load(&mesh, deployment, &client, load, ready_seconds).await
+    };
+    let measured = measured.await;
+    let output = mesh.output_tail();
     mesh.stop().await;
+    measured.with_context(|| format!("the mesh printed {output:?}"))
+}
+
+/// Measures a mesh that is ready, under load and then without it.
+async fn under_load(
+    mesh: &Running,
+    deployment: &GraphDeployment,
+    client: &MeshClient<'_>,
+    load: &MeshLoad,
+    ready_seconds: f64,
+) -> anyhow::Result<MeshMeasurement> {
+    client.send(load, load.warmup).await?;
+    let parts = parts(mesh.pid(), client.programs);
+    let sidecars = parts.get(&MeshPart::Sidecars).map_or(0, Vec::len);
+    let expected = if client.programs.sidecars.is_some() { deployment.pods } else { 0 };
+    ensure!(sidecars as u64 == expected, "the mesh has {sidecars} sidecars in place of {expected}");
+    let cpu = || -> anyhow::Result<(Instant, BTreeMap<MeshPart, Cpu>)> {
+        let cpu = parts.iter().map(|(part, pids)| Ok((*part, accounting::cpu(pids)?)));
+        Ok((Instant::now(), cpu.collect::<anyhow::Result<_>>()?))
+    };
+    let before = cpu()?;
+    let sent = client.send(load, load.window).await?;
+    let after = cpu()?;
+    let rss_kb: BTreeMap<MeshPart, u64> =
+        parts.iter().map(|(part, pids)| (*part, accounting::memory(pids).rss_kb)).collect();
+    tokio::time::sleep(SETTLE).await;
+    let before_idle = cpu()?;
+    tokio::time::sleep(load.window).await;
+    let idle = used(&before_idle, &cpu()?);
+    let cost = |(part, cpu_us_per_second): (MeshPart, f64)| {
+        let idle_cpu_us_per_second = idle.get(&part).copied().unwrap_or_default();
+        let rss_kb = rss_kb.get(&part).copied().unwrap_or_default();
+        (part, PartCost { cpu_us_per_second, idle_cpu_us_per_second, rss_kb })
+    };
     Ok(MeshMeasurement {
         pods: deployment.pods,
-        sidecars: parts.get(&MeshPart::Sidecars).map_or(0, Vec::len),
+        sidecars,
         ready_seconds,
-        seconds: sent.seconds,
-        requests: sent.requests,
-        failed: sent.failed,
-        requests_in_mesh: sent.requests as f64 * deployment.requests,
+        seconds: (after.0 - before.0).as_secs_f64(),
+        requests: sent.due,
+        failed: sent.due - sent.good,
+        requests_in_mesh: sent.sent as f64 * deployment.requests,
         latency_us: sent.latency_us,
-        parts: costs,
+        parts: used(&before, &after).into_iter().map(cost).collect(),
     })
 }
 
-/// Returns the CPU time of each part between two readings, in microseconds.
-fn used(before: &BTreeMap<MeshPart, Cpu>, after: &BTreeMap<MeshPart, Cpu>) -> BTreeMap<MeshPart, f64> {
+/// Returns the CPU time of each part between two readings, in microseconds per second.
+fn used(
+    before: &(Instant, BTreeMap<MeshPart, Cpu>),
+    after: &(Instant, BTreeMap<MeshPart, Cpu>),
+) -> BTreeMap<MeshPart, f64> {
+    let seconds = (after.0 - before.0).as_secs_f64();
     let of = |(part, now): (&MeshPart, &Cpu)| {
-        let used = before.get(part).map_or(*now, |before| now.since(*before));
-        (*part, used.nanoseconds as f64 / 1e3)
+        let used = before.1.get(part).map_or(*now, |before| now.since(*before));
+        (*part, used.nanoseconds as f64 / 1e3 / seconds)
     };
-    after.iter().map(of).collect()
+    after.1.iter().map(of).collect()
 }
 
-/// Returns the command of the mesh.
-fn up(deployment: &GraphDeployment, programs: &MeshPrograms, name: &str) -> Vec<OsString> {
+/// Returns the command of the mesh. The metrics of all sidecars are read once in the time of a window.
+fn up(
+    deployment: &GraphDeployment,
+    programs: &MeshPrograms,
+    (name, window): (&str, Duration),
+) -> Vec<OsString> {
     let mut command: Vec<OsString> = vec![programs.skysail.clone().into()];
     command.extend(["up", "mesh.yaml", "--name", name, "--ready-within", "300s"].map(OsString::from));
-    command.extend(["--metrics-interval", METRICS].map(OsString::from));
+    command.extend(["--metrics-interval".into(), format!("{}s", window.as_secs_f64()).into()]);
     match &programs.sidecars {
         None => command.push("--plain".into()),
         Some((Peer::Envoy, program)) => {
@@ -171,7 +200,8 @@ fn up(deployment: &GraphDeployment, programs: &MeshPrograms, name: &str) -> Vec<
 /// Returns the processes of a mesh by part.
 fn parts(mesh: i32, programs: &MeshPrograms) -> BTreeMap<MeshPart, Vec<i32>> {
     let envoy = match &programs.sidecars {
-        Some((Peer::Envoy, program)) => Some(program.as_path()),
+        // `skysail up` starts the file to which links lead.
+        Some((Peer::Envoy, program)) => Some(program.canonicalize().unwrap_or_else(|_| program.clone())),
         _ => None,
     };
     let mut parts: BTreeMap<MeshPart, Vec<i32>> = BTreeMap::new();
@@ -179,7 +209,7 @@ fn parts(mesh: i32, programs: &MeshPrograms) -> BTreeMap<MeshPart, Vec<i32>> {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let words: Vec<&str> =
             line.split(|byte| *byte == 0).filter_map(|word| std::str::from_utf8(word).ok()).collect();
-        if let Some(part) = part(&words, envoy) {
+        if let Some(part) = part(&words, envoy.as_deref()) {
             parts.entry(part).or_default().push(pid);
         }
     }
@@ -211,9 +241,12 @@ struct MeshClient<'a> {
 /// Result of a load.
 #[derive(Debug, PartialEq)]
 struct SentLoad {
-    seconds: f64,
-    requests: u64,
-    failed: u64,
+    /// Requests that were due.
+    due: u64,
+    /// Requests that were sent, with the first one of each connection, which is not part of the result.
+    sent: u64,
+    /// Responses of status 200.
+    good: u64,
     latency_us: BTreeMap<String, f64>,
 }
 
@@ -238,18 +271,20 @@ impl MeshClient<'_> {
             format!("the load did not run: {}", String::from_utf8_lossy(&output.stderr).trim())
         })?;
         fs::remove_file(&result)?;
-        SentLoad::parse(&text)
+        SentLoad::parse(&text, load.connections)
     }
 }
 
 impl SentLoad {
-    /// Reads a result in Fortio's format.
-    fn parse(text: &str) -> anyhow::Result<Self> {
+    /// Reads a result in Fortio's format, of a load with this number of connections.
+    fn parse(text: &str, connections: u32) -> anyhow::Result<Self> {
         let result: serde_json::Value = serde_json::from_str(text)?;
         let histogram = &result["DurationHistogram"];
         let requests = histogram["Count"].as_u64().context("the result of the load has no count")?;
         ensure!(requests > 0, "the load had no response");
         let good = result["RetCodes"]["200"].as_u64().unwrap_or_default();
+        // Requests that were due and not sent, or without a response at the end.
+        let unsent = result["Unsent"].as_u64().unwrap_or_default();
         let percentiles = histogram["Percentiles"].as_array().map(Vec::as_slice).unwrap_or_default();
         let of = |percentile: f64| {
             let is_same = |of: &&serde_json::Value| of["Percentile"].as_f64() == Some(percentile);
@@ -259,9 +294,9 @@ impl SentLoad {
             .iter()
             .filter_map(|(name, percentile)| Some(((*name).to_owned(), of(*percentile)? * 1e6)));
         Ok(Self {
-            seconds: result["ActualDuration"].as_f64().unwrap_or_default() / 1e9,
-            requests,
-            failed: requests.saturating_sub(good),
+            due: (requests + unsent).max(good),
+            sent: requests + u64::from(connections),
+            good,
             latency_us: latency.collect(),
         })
     }
@@ -290,13 +325,13 @@ mod tests {
 
     #[test]
     fn a_result_of_the_load_is_read() {
-        let text = r#"{"ActualDuration": 2000000000, "RetCodes": {"200": 97, "503": 2, "-1": 1},
+        let text = r#"{"RetCodes": {"200": 97, "503": 2, "-1": 1}, "Unsent": 20,
             "DurationHistogram": {"Count": 100, "Percentiles": [{"Percentile": 50, "Value": 0.001},
             {"Percentile": 99.9, "Value": 0.01}]}}"#;
         let latency_us = BTreeMap::from([("p50".to_owned(), 1_000.0), ("p99_9".to_owned(), 10_000.0)]);
-        let expected = SentLoad { seconds: 2.0, requests: 100, failed: 3, latency_us };
-        assert_eq!(SentLoad::parse(text).unwrap(), expected);
-        let none = SentLoad::parse(r#"{"DurationHistogram": {"Count": 0}}"#).unwrap_err();
+        let expected = SentLoad { due: 120, sent: 108, good: 97, latency_us };
+        assert_eq!(SentLoad::parse(text, 8).unwrap(), expected);
+        let none = SentLoad::parse(r#"{"DurationHistogram": {"Count": 0}}"#, 8).unwrap_err();
         assert!(none.to_string().contains("no response"), "{none}");
     }
 }

@@ -91,6 +91,11 @@ impl Peer {
         }
     }
 
+    /// Returns true if a program is skysail with its subcommands, and not skysail-proxy, which has none.
+    pub(crate) fn has_subcommands(program: &Path) -> bool {
+        !program.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"skysail-proxy"))
+    }
+
     /// Returns true if the peer's configuration can have an access log.
     pub(crate) fn has_access_log(self) -> bool {
         matches!(self, Self::Skysail | Self::Envoy)
@@ -146,11 +151,8 @@ impl Peer {
                     let rest = rest.into_iter().chain(interval);
                     [OsString::from("-c"), file].into_iter().chain(rest.map(OsString::from)).collect()
                 } else {
-                    // skysail-proxy has no subcommands.
-                    let thin = program
-                        .file_name()
-                        .is_some_and(|name| name.as_encoded_bytes().starts_with(b"skysail-proxy"));
-                    command.extend((!thin).then(|| OsString::from("proxy")));
+                    let has_subcommands = Self::has_subcommands(program);
+                    command.extend(has_subcommands.then(|| OsString::from("proxy")));
                     let rest = ["--concurrency", &workers, "--drain-seconds", "1"];
                     [OsString::from("--bootstrap"), file]
                         .into_iter()

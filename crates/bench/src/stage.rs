@@ -100,7 +100,13 @@ impl Environment {
     /// Returns the program to measure of a benchmark that measures a control plane. Peers that are left out are named.
     pub(crate) fn own_program(&self, benchmark: &str) -> anyhow::Result<PathBuf> {
         self.check_only_own(benchmark)?;
-        Peer::Skysail.find(&PeerPrograms { skysail: self.skysail.clone(), envoy: None })
+        let program = Peer::Skysail.find(&PeerPrograms { skysail: self.skysail.clone(), envoy: None })?;
+        ensure!(
+            Peer::has_subcommands(&program),
+            "{benchmark}: --skysail {}: the benchmark needs the program skysail, which has the control plane too",
+            program.display()
+        );
+        Ok(program)
     }
 
     /// Fails if the peers lack Skysail. Other peers are named as left out.

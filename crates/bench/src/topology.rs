@@ -175,7 +175,7 @@ pub(crate) async fn measure(
     let load = Load { target: standing.entry, tls: standing.tls(setup, resume)?, ..load };
     let measured = match observe(load, &standing).await {
         Ok(measurement) => standing.with_log_entries(measurement).await,
-        failed => failed,
+        Err(error) => Err(error),
     };
     standing.end(measured).await
 }
@@ -289,11 +289,14 @@ impl RunningTopology {
         self.parts.last().map_or(0, |part| accounting::resident(&accounting::family(part.pid())))
     }
 
-    /// Waits until each access log has as many entries as the window has answered requests, and adds their numbers to a
-    /// measurement. Entries of the warm-up count too.
-    async fn with_log_entries(&mut self, mut measurement: Measurement) -> anyhow::Result<Measurement> {
+    /// Waits until each access log has an entry for each of these responses, and adds the numbers of entries to a
+    /// measurement.
+    async fn with_log_entries(
+        &mut self,
+        (mut measurement, responses): (Measurement, u64),
+    ) -> anyhow::Result<Measurement> {
         for log in &mut self.logs {
-            let entries = log.wait_for(measurement.requests - measurement.unanswered).await?;
+            let entries = log.wait_for(responses).await?;
             measurement.log_entries.extend([entries]);
         }
         Ok(measurement)
@@ -343,14 +346,13 @@ struct Sample {
     ticks: Ticks,
 }
 
-async fn observe(load: Load, standing: &RunningTopology) -> anyhow::Result<Measurement> {
+/// Returns the measurement, and the number of responses from the start of the warm-up on.
+async fn observe(load: Load, standing: &RunningTopology) -> anyhow::Result<(Measurement, u64)> {
     let parts = &standing.parts;
     let families: Vec<Vec<i32>> = parts.iter().map(|part| accounting::family(part.pid())).collect();
-    let sample = |client: u64| Sample {
-        at: clock::now(),
-        cpu: families.iter().map(|pids| accounting::cpu(pids)).collect(),
-        client,
-        ticks: accounting::ticks(),
+    let sample = |client: u64| -> anyhow::Result<Sample> {
+        let cpu: anyhow::Result<Vec<Cpu>> = families.iter().map(|pids| accounting::cpu(pids)).collect();
+        Ok(Sample { at: clock::now(), cpu: cpu?, client, ticks: accounting::ticks() })
     };
     let (sender, mut moments) = mpsc::unbounded_channel();
     let scheduling = standing.scheduling;
@@ -364,9 +366,9 @@ async fn observe(load: Load, standing: &RunningTopology) -> anyhow::Result<Measu
     let (mut begin, mut end, mut memory) = (None, None, Vec::new());
     while let Some((moment, client)) = moments.recv().await {
         match moment {
-            WindowBoundary::Begin => begin = Some(sample(client)),
+            WindowBoundary::Begin => begin = Some(sample(client)?),
             WindowBoundary::End => {
-                end = Some(sample(client));
+                end = Some(sample(client)?);
                 memory = families.iter().map(|pids| accounting::memory(pids)).collect();
             }
         }
@@ -385,7 +387,7 @@ async fn observe(load: Load, standing: &RunningTopology) -> anyhow::Result<Measu
     // Costs are for each response, so without one there is nothing to report.
     ensure!(outcome.answered_in_window > 0, "no response arrived in the measured time");
     let names: Vec<&str> = parts.iter().map(|part| part.name.as_str()).collect();
-    Ok(summarize(&outcome, &begin, &end, &names, &memory))
+    Ok((summarize(&outcome, &begin, &end, &names, &memory), outcome.answered))
 }
 
 fn summarize(
@@ -482,6 +484,7 @@ mod tests {
             refused: 0,
             resumed: 0,
             answered_in_window: 2_000,
+            answered: 2_000,
         };
         let sample = |at: u64, cpu: u64, client: u64, busy: u64, all: u64| Sample {
             at,

@@ -316,7 +316,7 @@ fn a_tiny_scenario_of_a_mesh_measures_it_with_and_without_sidecars() {
             let has_sidecars = case["peer"] == "skysail";
             assert_eq!(number("sidecars"), if has_sidecars { pods } else { 0 }, "{run}");
             for part in ["services", "sidecars", "control"] {
-                let cpu = run["parts"][part]["cpu_us"].as_f64();
+                let cpu = run["parts"][part]["cpu_us_per_second"].as_f64();
                 let is_expected = part == "services" || has_sidecars;
                 // The control plane may have nothing to do.
                 let least = if part == "control" { 0.0 } else { 1.0 };

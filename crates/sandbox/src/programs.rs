@@ -29,6 +29,9 @@ use crate::{
 /// Socket mark of sidecars, whose own connections are not intercepted.
 pub(crate) const MARK: u32 = 0x5111;
 
+/// Maximum length of a folder that has sockets of an Envoy's agent. The path of a socket has at most 107 bytes (unix(7)).
+const MAX_SOCKET_FOLDER: usize = 64;
+
 /// Settings of a mesh.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
@@ -107,7 +110,7 @@ pub(crate) fn sidecar(
     let node = folder.join("node.json");
     let concurrency = pod.concurrency(settings.concurrency);
     rundir::replace(&node, pod.node(concurrency).to_string().as_bytes()).context("describing the sidecar")?;
-    let mut command = settings.proxy.clone();
+    let (mut command, mut environment) = (settings.proxy.clone(), BTreeMap::new());
     for (name, value) in [
         ("--discovery", format!("{BRIDGE}:{DISCOVERY_TLS_PORT}")),
         ("--ca-root", text(&settings.folder.join("ca/root-cert.pem"))),
@@ -120,10 +123,14 @@ pub(crate) fn sidecar(
     }
     if let Some(envoy) = settings.envoys.get(&format!("{}/{}", pod.namespace, pod.workload)) {
         command.extend(["--envoy".to_owned(), text(envoy)]);
+        // Envoy's agent makes its folder here, so that it is removed with the mesh.
+        if settings.folder.as_os_str().len() <= MAX_SOCKET_FOLDER {
+            environment.insert("TMPDIR".to_owned(), text(&settings.folder));
+        }
     }
     let log = logs.join("proxy.log");
     let name = "proxy".to_owned();
-    let (environment, restart, view) = (BTreeMap::new(), Restart::Always, Arc::default());
+    let (restart, view) = (Restart::Always, Arc::default());
     Ok(Some(Program { name, command, environment, log, restart, view }))
 }
 

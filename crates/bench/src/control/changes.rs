@@ -34,14 +34,14 @@ pub(super) fn measure_change(
     for _ in 0..repeat {
         sidecars = fleet.begin_wait(change.kind(fleet.plan), |plan, sidecar| change.concerns(plan, sidecar));
         let published = server.publications();
-        let before = server.cpu();
+        let before = server.cpu()?;
         let began = clock::now();
         mesh.change(change)?;
         fleet
             .wait(sidecars, TIMEOUT)
             .with_context(|| format!("{}: {}", change.name(), server.running.output_tail()))?;
         settle(fleet, server, published)?;
-        cpu.push(server.cpu() - before);
+        cpu.push(server.cpu()? - before);
         let took: Vec<u64> = fleet.received.changed.iter().map(|at| at - began).collect();
         lasts.extend(took.iter().max());
         moments.extend(took);
@@ -100,7 +100,7 @@ pub(super) fn churn(
     args: &ControlArgs,
 ) -> anyhow::Result<Churn> {
     fleet.received = Default::default();
-    let (cpu, start) = (server.cpu(), Instant::now());
+    let (cpu, start) = (server.cpu()?, Instant::now());
     let (mut changes, mut resident_mb) = (0, Vec::new());
     let meanwhile = || {
         let passed = start.elapsed();
@@ -123,7 +123,7 @@ pub(super) fn churn(
         percent: args.churn,
         seconds,
         per_second: back as f64 / args.seconds.as_secs_f64(),
-        cpu_ms_each: (server.cpu() - cpu) as f64 / 1e6 / made,
+        cpu_ms_each: (server.cpu()? - cpu) as f64 / 1e6 / made,
         ms: Quantiles::of(received.configured),
         changes,
         resident_mb,

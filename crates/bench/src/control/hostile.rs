@@ -154,7 +154,7 @@ async fn one(args: &ControlArgs, folder: &Path, attack: Attack) -> anyhow::Resul
     let stop = Arc::new(AtomicBool::new(false));
     let environment =
         AttackEnvironment::new(server.target, tls.into_iter().next(), args.connections as usize, &plan);
-    let (cpu, start) = (server.cpu(), Instant::now());
+    let (cpu, start) = (server.cpu()?, Instant::now());
     let attacker = {
         let stop = Arc::clone(&stop);
         thread::spawn(move || attack.run(environment, || stop.load(Relaxed)))
@@ -173,7 +173,7 @@ async fn one(args: &ControlArgs, folder: &Path, attack: Attack) -> anyhow::Resul
             }
         }
     }
-    let cpus = (server.cpu() - cpu) as f64 / start.elapsed().as_nanos() as f64;
+    let cpus = (server.cpu()? - cpu) as f64 / start.elapsed().as_nanos() as f64;
     stop.store(true, Relaxed);
     let spent = attacker.join().map_err(|_| anyhow!("the attacker panicked"))??;
     drop(fleet);

@@ -62,8 +62,11 @@ impl Server {
     }
 
     /// Returns the CPU time so far, in nanoseconds.
-    pub(crate) fn cpu(&self) -> u64 {
-        accounting::cpu(&[self.running.pid()]).nanoseconds
+    ///
+    /// # Errors
+    /// It has ended.
+    pub(crate) fn cpu(&self) -> anyhow::Result<u64> {
+        Ok(accounting::cpu(&[self.running.pid()])?.nanoseconds)
     }
 
     /// Returns the resident memory in megabytes.

@@ -10,7 +10,8 @@ use super::{
     format,
     generate::{self, GraphShape},
     kubernetes::{self, KubernetesArgs, PORT},
-    model::ServiceGraph,
+    model::{GraphProtocol, GraphService, ServiceGraph},
+    write::scalar,
 };
 
 /// Namespace of the client, and of services that name none.
@@ -76,15 +77,14 @@ impl GraphDeployment {
         let mut entries = graph.services.iter().filter(|service| service.is_entry_point);
         let entry = entries.next().context("the graph has no entry point")?;
         ensure!(entries.next().is_none(), "the graph has several entry points; the client sends to one");
-        let url = format!("http://{}.{}:{PORT}/", entry.name, namespace(entry.namespace.as_ref()));
+        ensure!(
+            entry.protocol == GraphProtocol::Http,
+            "the client sends HTTP/1.1, and the entry point has the type grpc"
+        );
+        let url = format!("http://{}.{}:{PORT}/", entry.name, namespace(entry));
         let workload = |name: &str, of: &str| format!("{of}/{name}");
         let mut workloads = vec![workload(CLIENT, NAMESPACE)];
-        workloads.extend(
-            graph
-                .services
-                .iter()
-                .map(|service| workload(&service.name, namespace(service.namespace.as_ref()))),
-        );
+        workloads.extend(graph.services.iter().map(|service| workload(&service.name, namespace(service))));
         let pods = 1 + graph.services.iter().map(|service| u64::from(service.replicas)).sum::<u64>();
         let requests = graph.requests().iter().sum();
         let (mut objects, _) = kubernetes::convert(graph.clone(), &KubernetesArgs::of(NAMESPACE))?;
@@ -96,8 +96,8 @@ impl GraphDeployment {
     }
 }
 
-fn namespace(of: Option<&String>) -> &str {
-    of.map_or(NAMESPACE, String::as_str)
+fn namespace(service: &GraphService) -> &str {
+    service.namespace.as_deref().unwrap_or(NAMESPACE)
 }
 
 /// Writes the client: a pod in whose network the load generator runs.
@@ -120,7 +120,7 @@ fn restrict(objects: &mut String, graph: &ServiceGraph) {
     let mut callers: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for service in &graph.services {
         for call in service.calls() {
-            let caller = identity(namespace(service.namespace.as_ref()), &service.name);
+            let caller = identity(namespace(service), &service.name);
             let of_service = callers.entry(&call.service).or_default();
             if !of_service.contains(&caller) {
                 of_service.push(caller);
@@ -145,10 +145,11 @@ fn restrict(objects: &mut String, graph: &ServiceGraph) {
         let _ = write!(
             objects,
             "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata:\n  name: callers-of-{name}\n\
-             \x20 namespace: {namespace}\nspec:\n  selector:\n    matchLabels:\n      app: {name}\n  action: ALLOW\n\
+             \x20 namespace: {namespace}\nspec:\n  selector:\n    matchLabels:\n      app: {label}\n  action: ALLOW\n\
              \x20 rules:\n  - from:\n    - source:\n        principals: [{principals}]\n",
             name = service.name,
-            namespace = namespace(service.namespace.as_ref()),
+            label = scalar(&service.name),
+            namespace = namespace(service),
         );
     }
 }

@@ -317,6 +317,7 @@ impl<'a> Generator<'a> {
         // Bytes without a request; the server may send status 408 before it closes.
         let Some(flight) = self.connections[at].flight.take() else { return Ok(()) };
         self.done += 1;
+        self.outcome.answered += 1;
         self.outcome.answered_in_window += u64::from(self.in_window);
         let due = self.load.schedule.map(|schedule| self.start + schedule.due(flight.number));
         let counts = if due.is_some() { flight.number >= self.first } else { self.in_window };

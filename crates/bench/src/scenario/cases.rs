@@ -62,6 +62,11 @@ pub(super) trait CaseStudy: Clone + Debug + Serialize + DeserializeOwned {
     /// Returns true if the case has figures of Skysail, which `bench diff` compares.
     fn is_own(case: &Self::Case) -> bool;
 
+    /// Returns true if the figure is one of Skysail, which `bench diff` compares.
+    fn is_own_figure(_: &Figure) -> bool {
+        true
+    }
+
     /// Returns the value of the second column, from a turn.
     fn amount(measurement: &Self::Measurement) -> String;
 

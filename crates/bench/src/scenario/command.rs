@@ -5,7 +5,10 @@
 mod format;
 mod run;
 
-pub(super) use self::{format::CommandScenario, run::run};
+pub(super) use self::{
+    format::{CommandMeasurement, CommandScenario},
+    run::run,
+};
 
 #[cfg(test)]
 mod tests;

@@ -12,7 +12,7 @@ use anyhow::{Context as _, ensure};
 
 use super::{
     cases::{self, CaseResult, CaseStudy},
-    format::SizeName,
+    format::{Figure, SizeName},
     page,
     study::{AnyResult, read},
 };
@@ -48,8 +48,7 @@ struct ResultFacts<'a> {
 struct HistoryValue {
     /// Topology and peer, or case.
     series: String,
-    figure: &'static str,
-    digits: usize,
+    figure: &'static Figure,
     median: f64,
 }
 
@@ -148,9 +147,10 @@ fn scenario_page(newest: &StoredResult, results: &[StoredResult], files: &[Strin
 fn history(results: &[StoredResult]) -> String {
     let all: Vec<Vec<HistoryValue>> = results.iter().map(StoredResult::values).collect();
     let shown = results.len().saturating_sub(MAX_COLUMNS);
+    let cpu = results.last().map(|stored| stored.facts().machine.cpu.as_str()).unwrap_or_default();
     let mut text = "<h3>History</h3><p>Medians, from the oldest result to the newest. The line begins at zero. change: the \
-                    newest median over the one before it. Compare only results of the same machine; bench diff tests whether \
-                    a difference is chance.</p><div class=\"wide\"><table><tr><th>series</th><th>figure</th><th></th>\
+                    newest median over the one before it with the same processor. bench diff tests whether a difference is \
+                    chance.</p><div class=\"wide\"><table><tr><th>series</th><th>figure</th><th></th>\
                     <th>change</th>"
         .to_owned();
     // Writing to a String cannot fail.
@@ -162,22 +162,27 @@ fn history(results: &[StoredResult]) -> String {
     text.push_str("</tr>");
     for row in all.last().into_iter().flatten() {
         let of = |values: &Vec<HistoryValue>| {
-            let mut same =
-                values.iter().filter(|value| value.series == row.series && value.figure == row.figure);
+            let mut same = values
+                .iter()
+                .filter(|value| value.series == row.series && value.figure.metric == row.figure.metric);
             same.next().map(|value| value.median)
         };
         let medians: Vec<Option<f64>> = all.iter().map(of).collect();
-        let before = medians[..medians.len() - 1].iter().rev().find_map(|median| *median);
+        let earlier = results.iter().zip(&medians).rev().skip(1);
+        let before =
+            earlier.filter(|(stored, _)| stored.facts().machine.cpu == cpu).find_map(|(_, median)| *median);
         let change = before.filter(|before| *before > 0.0).map(|before| row.median / before);
         let cells = medians[shown..].iter().map(|median| {
-            median
-                .map_or_else(|| "<td>-</td>".to_owned(), |median| format!("<td>{median:.*}</td>", row.digits))
+            median.map_or_else(
+                || "<td>-</td>".to_owned(),
+                |median| format!("<td>{median:.*}</td>", row.figure.digits),
+            )
         });
         let _ = write!(
             text,
             "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td>{}</tr>",
             escape(&row.series),
-            escape(row.figure),
+            escape(row.figure.title),
             plot::sparkline(&medians),
             change.map_or_else(|| "-".to_owned(), |change| format!("× {change:.2}")),
             cells.collect::<String>()
@@ -215,8 +220,7 @@ impl StoredResult {
                     let series = format!("{}, {} connections", row.series, row.connections);
                     result.scenario.figures().filter_map(move |figure| {
                         let median = row.metrics.get(figure.metric)?.median / figure.unit;
-                        let (figure, digits) = (figure.title, figure.digits);
-                        Some(HistoryValue { series: series.clone(), figure, digits, median })
+                        Some(HistoryValue { series: series.clone(), figure, median })
                     })
                 });
                 rows.collect()
@@ -232,7 +236,9 @@ impl StoredResult {
         let part = |path: Option<&Path>| {
             path.and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
         };
-        let (folder, name) = (part(self.file.parent()), part(Some(&self.file)));
+        // Folders of several places may have the same name.
+        let folder = format!("{}-{}", self.facts().started, part(self.file.parent()));
+        let name = part(Some(&self.file));
         let place = site.join("data").join(&folder);
         fs::create_dir_all(&place)
             .and_then(|()| fs::copy(&self.file, place.join(&name)))
@@ -260,8 +266,7 @@ fn values_of_cases<S: CaseStudy>(result: &CaseResult<S>) -> Vec<HistoryValue> {
     let rows = result.report.summary.iter().flat_map(|row| {
         figures().filter_map(move |figure| {
             let median = row.metrics.get(figure.metric)?.median / figure.unit;
-            let (figure, digits) = (figure.title, figure.digits);
-            Some(HistoryValue { series: row.case.clone(), figure, digits, median })
+            Some(HistoryValue { series: row.case.clone(), figure, median })
         })
     });
     rows.collect()

@@ -26,6 +26,8 @@ use crate::graph::model::ServiceCall;
 
 /// Maximum number of concurrent streams of a connection.
 const MAX_STREAMS: u32 = 1_000;
+/// Maximum size of the headers of a request in bytes.
+const MAX_HEADERS: u32 = 64 << 10;
 /// Status of a response that is an error (INTERNAL).
 const INTERNAL: &str = "13";
 
@@ -38,7 +40,8 @@ pub(super) async fn serve(stream: TcpStream, service: Rc<MockService>) -> Result
     builder
         .initial_connection_window_size(WINDOW)
         .initial_window_size(WINDOW)
-        .max_concurrent_streams(MAX_STREAMS);
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(MAX_HEADERS);
     let mut connection = builder.handshake(stream).await?;
     while let Some(request) = connection.accept().await {
         let (request, response) = request?;

@@ -12,6 +12,9 @@ use crate::graph::{
     model::{GraphProtocol, GraphService, ScriptCommand, ServiceCall, ServiceGraph},
 };
 
+/// Timeout of a call.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
 /// A command that is ready to run.
 pub(super) enum MockCommand {
     Sleep(Duration),
@@ -116,10 +119,15 @@ impl MockCommand {
                     return Ok(());
                 }
                 service.counters.called(call.counter, call.size);
-                match &call.client {
-                    CallClient::Http(client) => client.call(forwarded).await?,
-                    CallClient::Grpc(client) => client.call(forwarded).await?,
-                }
+                let response = async {
+                    match &call.client {
+                        CallClient::Http(client) => client.call(forwarded).await,
+                        CallClient::Grpc(client) => client.call(forwarded).await,
+                    }
+                };
+                tokio::time::timeout(TIMEOUT, response)
+                    .await
+                    .unwrap_or_else(|_| Err(format!("a call had no response within {TIMEOUT:?}\n")))?;
             }
         }
         Ok(())

@@ -64,7 +64,8 @@ pub(in crate::scenario) fn compare<S: CaseStudy>(
     let mut rows = Vec::new();
     for case in of_second.iter().filter(|case| S::is_own(case)).map(S::name) {
         let [of_first, of_second] = [first, second].map(|result| result.report.metrics(case));
-        for figure in second.scenario.groups().iter().flat_map(|group| S::figures(*group)) {
+        let figures = second.scenario.groups().iter().flat_map(|group| S::figures(*group));
+        for figure in figures.filter(|figure| S::is_own_figure(figure)) {
             let values = |turns: &[BTreeMap<String, f64>]| {
                 turns.iter().filter_map(|turn| turn.get(figure.metric).copied()).collect::<Vec<f64>>()
             };

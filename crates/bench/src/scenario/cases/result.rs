@@ -201,14 +201,16 @@ impl<S: CaseStudy> CaseReport<S> {
         self.runs.iter().filter_map(refused).collect()
     }
 
-    /// Returns a message for each median above its limit.
+    /// Returns a message for each median above its limit, and for each figure with a limit that no turn has.
     fn beyond(&self, scenario: &S) -> Vec<String> {
         let beyond = |limit: &CaseLimit| {
-            let row = self.summary.iter().find(|row| row.case == limit.case)?;
-            let median = row.metrics.get(&limit.metric)?.median;
             let CaseLimit { metric, case, at_most } = limit;
             let what = S::COLUMNS[0];
-            (median > *at_most)
+            let row = self.summary.iter().find(|row| row.case == *case && row.rounds > 0)?;
+            let Some(Spread { median, .. }) = row.metrics.get(metric) else {
+                return Some(format!("{metric} was not measured for {what} {case}"));
+            };
+            (median > at_most)
                 .then(|| format!("{metric} is {median:.1} for {what} {case}; at most {at_most} is accepted"))
         };
         scenario.limits().iter().filter_map(beyond).collect()

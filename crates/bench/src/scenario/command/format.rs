@@ -17,6 +17,9 @@ use crate::{
     },
 };
 
+/// Figure of Envoys.
+const ENVOYS: &str = "queries_envoys_per_second";
+
 /// A scenario of another benchmark.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -89,9 +92,9 @@ pub(super) struct CommandSize {
 /// Result of a turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::scenario) struct CommandMeasurement {
-    pub(super) sidecars: u64,
+    pub(in crate::scenario) sidecars: u64,
     /// Figures by their names.
-    pub(super) figures: BTreeMap<String, f64>,
+    pub(in crate::scenario) figures: BTreeMap<String, f64>,
 }
 
 impl CommandMeasure {
@@ -122,12 +125,12 @@ impl CommandMeasure {
         ];
         const CHURN: [Figure; 3] = [
             figure("churn_interval_ms", "interval ms", 1.0, 2),
-            figure("churn_p99_ms", "each P99 ms", 1.0, 0),
-            figure("churn_cpu_ms", "CPU of each ms", 1.0, 2),
+            figure("churn_p99_ms", "reconnect P99 ms", 1.0, 0),
+            figure("churn_cpu_ms", "reconnect CPU ms", 1.0, 2),
         ];
         const QUERIES: [Figure; 2] = [
             figure("queries_skysail_per_second", "Skysail queries/s", 1.0, 1),
-            figure("queries_envoys_per_second", "Envoys queries/s", 1.0, 0),
+            figure(ENVOYS, "Envoys queries/s", 1.0, 0),
         ];
         match self {
             Self::Connect => &CONNECT,
@@ -172,6 +175,14 @@ impl CommandScenario {
             self.check_arguments(&format!("cases[{index}].arguments"), &case.arguments)?;
         }
         distinct("measure", &self.measure, CommandMeasure::ALL.len())?;
+        let of_dns = self.study == Study::Dns;
+        for (index, measure) in self.measure.iter().enumerate() {
+            let is_measured = (*measure == CommandMeasure::Queries) == of_dns;
+            ensure(is_measured, &format!("measure[{index}]"), || {
+                let groups = if of_dns { "queries" } else { "connect, changes, memory, churn" };
+                format!("the benchmark does not measure it; use {groups}")
+            })?;
+        }
         let figures = CommandMeasure::ALL.iter().flat_map(|group| group.figures());
         check_limits(&self.acceptance.limits, figures.clone(), &names, "case")?;
         check_published(&self.published, figures)?;
@@ -230,6 +241,10 @@ impl CaseStudy for CommandScenario {
 
     fn is_own(_: &CommandCase) -> bool {
         true
+    }
+
+    fn is_own_figure(figure: &Figure) -> bool {
+        figure.metric != ENVOYS
     }
 
     fn amount(measured: &CommandMeasurement) -> String {

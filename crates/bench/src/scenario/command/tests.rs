@@ -35,6 +35,11 @@ fn arguments_are_those_of_the_benchmark() {
         ("study: control", "study: dns", "6: cases[0].arguments: unexpected argument '--changes' found"),
         ("name: churn", "name: few", "5: cases: must have 1 to 32 values, each once"),
         ("case: few", "case: many", "11: acceptance.limits[0].case: must be one of few, churn, else"),
+        (
+            "[connect, churn]",
+            "[connect, queries]",
+            "8: measure[1]: the benchmark does not measure it; use connect",
+        ),
         ("[connect, churn]", "[cpu]", "8: measure[0]: unknown variant `cpu`"),
         ("arguments: --sidecars 2,", "arguments: 2,", "14: sizes.tiny.arguments: "),
         ("cases: [churn]", "cases: [none]", "14: sizes.tiny.cases: must be some of few, churn"),

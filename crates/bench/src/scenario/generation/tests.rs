@@ -247,12 +247,11 @@ fn a_site_has_the_history_of_a_scenario_and_its_files() {
     let (_, history) = small.split_once(row).unwrap_or_else(|| panic!("{small}"));
     let (cells, _) = history.split_once("</tr>").unwrap();
     assert!(cells.ends_with("<td>× 1.50</td><td>256</td><td>384</td>"), "{cells}");
-    for file in ["data/later/small.json", "data/first/small.json"] {
+    for (file, folder) in
+        [("data/1795600000-later/small.json", "later"), ("data/1795500000-first/small.json", "first")]
+    {
         assert!(small.contains(&format!(r#"<a href="{file}">"#)), "{small}");
-        assert_eq!(
-            page(file),
-            std::fs::read_to_string(results.join(file.trim_start_matches("data/"))).unwrap()
-        );
+        assert_eq!(page(file), std::fs::read_to_string(results.join(folder).join("small.json")).unwrap());
     }
     let none = site::write(&[site.join("data/none")], &site).unwrap_err();
     assert!(none.to_string().contains("cannot read"), "{none}");

@@ -1,9 +1,6 @@
 //! The format of a scenario of a mesh: graphs with their load, peers, what to measure, acceptance, sizes.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
@@ -179,7 +176,7 @@ impl MeshScenario {
             let refused = unable(*peer);
             ensure!(refused.is_none(), "{}: --peers: {}", self.name, refused.unwrap_or_default());
             ensure!(
-                *peer != Peer::Skysail || has_subcommands(program),
+                *peer != Peer::Skysail || Peer::has_subcommands(program),
                 "{}: --skysail {}: the mesh needs the program skysail, which has the control plane too",
                 self.name,
                 program.display()
@@ -237,12 +234,15 @@ impl MeshScenario {
             }
         }
         let line = |((of_sidecars, of_rate), names): ((u32, f64), Vec<String>)| {
+            let share = |here: f64, there: f64| {
+                if here < there { format!(", 1/{:.0} of them", there / here) } else { String::new() }
+            };
             format!(
-                "Scale of {}: {of_sidecars} sidecars, {of_rate:.0} requests/s. Scale here: at most {sidecars} sidecars, 1/{:.0} of \
-                 them, and {rate:.0} requests/s, 1/{:.0} of them.",
+                "Scale of {}: {of_sidecars} sidecars, {of_rate:.0} requests/s. Scale here: at most {sidecars} sidecars{}, and \
+                 {rate:.0} requests/s{}.",
                 names.join(", "),
-                f64::from(of_sidecars) / sidecars as f64,
-                of_rate / rate
+                share(sidecars as f64, f64::from(of_sidecars)),
+                share(rate, of_rate)
             )
         };
         if sidecars == 0 { Vec::new() } else { scales.into_iter().map(line).collect() }
@@ -255,11 +255,6 @@ fn unable(peer: Peer) -> Option<String> {
     (!is_able).then(|| {
         format!("{} takes no configuration from a control plane; use skysail and envoy", peer.name())
     })
-}
-
-/// Returns true if the program has the subcommands of skysail, which skysail-proxy has not.
-fn has_subcommands(program: &Path) -> bool {
-    !program.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"skysail-proxy"))
 }
 
 fn is_graph(field: &str, graph: &str) -> Checked {
@@ -360,23 +355,24 @@ impl CaseStudy for MeshScenario {
     fn metrics(measured: &MeshMeasurement) -> BTreeMap<String, f64> {
         let requests = measured.requests_in_mesh.max(1.0);
         let part = |part: MeshPart| measured.parts.get(&part).copied();
+        let of_request = |cpu_us_per_second: f64| cpu_us_per_second * measured.seconds / requests;
         let mut metrics = BTreeMap::from([("ready_seconds".to_owned(), measured.ready_seconds)]);
         let mut add = |name: &str, value: f64| metrics.insert(name.to_owned(), value);
         for (name, value) in &measured.latency_us {
             add(&format!("latency_{name}_us"), *value);
         }
         if let Some(services) = part(MeshPart::Services) {
-            add("cpu_services_us_per_request", services.cpu_us / requests);
+            add("cpu_services_us_per_request", of_request(services.cpu_us_per_second));
         }
         if let Some(sidecars) = part(MeshPart::Sidecars) {
-            add("cpu_sidecars_us_per_request", sidecars.cpu_us / requests);
+            add("cpu_sidecars_us_per_request", of_request(sidecars.cpu_us_per_second));
             let each = |amount: f64| amount / measured.sidecars.max(1) as f64;
-            add("cpu_idle_sidecar_us_per_second", each(sidecars.idle_cpu_us));
+            add("cpu_idle_sidecar_us_per_second", each(sidecars.idle_cpu_us_per_second));
             add("rss_sidecars_kb", sidecars.rss_kb as f64);
             add("rss_sidecar_kb", each(sidecars.rss_kb as f64));
         }
         if let Some(control) = part(MeshPart::Control) {
-            add("cpu_control_percent", control.cpu_us / 1e4 / measured.seconds.max(f64::MIN_POSITIVE));
+            add("cpu_control_percent", control.cpu_us_per_second / 1e4);
             add("rss_control_kb", control.rss_kb as f64);
         }
         metrics
@@ -389,8 +385,8 @@ impl CaseStudy for MeshScenario {
                 "Figures: medians (min–max) over the rounds, here {rounds}. failed 0/{rounds}: 0 of {rounds} turns failed. \
                  none: the mesh without sidecars and without mutual TLS."
             ),
-            "requests/s: requests between pods. P50 to P99.9: latency of the client's requests, each of which waits for all \
-             requests that it causes, from when it was due."
+            "requests/s: requests between pods. P50 to P99.9: latency of the client's requests from when they were due. It includes \
+             all requests that they cause."
                 .to_owned(),
             "CPU µs: CPU time of all sidecars, or of all services, for a request between pods. A request passes two sidecars. \
              Divided by 1,000 it is vCPU per 1,000 requests/s. idle sidecar: CPU time of a sidecar in a second without load; the \

@@ -43,7 +43,11 @@ fn scenario(text: &str) -> Result<MeshScenario, String> {
 
 /// Returns a turn with 1,000 requests of the client and 4,000 between pods.
 fn measurement(peer: Option<Peer>, factor: f64, failed: u64) -> MeshMeasurement {
-    let cost = |cpu_us: f64, rss_kb: u64| PartCost { cpu_us: cpu_us * factor, idle_cpu_us: 5_000.0, rss_kb };
+    let cost = |cpu_us: f64, rss_kb: u64| PartCost {
+        cpu_us_per_second: cpu_us * factor / 10.0,
+        idle_cpu_us_per_second: 5_000.0,
+        rss_kb,
+    };
     let mut parts = BTreeMap::from([(MeshPart::Services, cost(80_000.0, 4_096))]);
     if peer.is_some() {
         parts.insert(MeshPart::Sidecars, cost(400_000.0, 10_240));
