@@ -12,7 +12,7 @@ use std::{
 };
 
 /// Subcommands whose options documents mention without the command.
-const SUBCOMMANDS: [&str; 32] = [
+const SUBCOMMANDS: [&str; 33] = [
     "up",
     "analyze",
     "call",
@@ -45,6 +45,7 @@ const SUBCOMMANDS: [&str; 32] = [
     "bench report",
     "bench run",
     "bench sign",
+    "bench size",
 ];
 /// Options of cargo and istioctl that documents name without the program.
 const FOREIGN: [&str; 4] = ["--privileged", "--profile", "--release", "--xds-address"];

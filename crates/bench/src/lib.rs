@@ -108,6 +108,8 @@ enum Benchmark {
     Diff(scenario::DiffArgs),
     /// Certificates that the authority signs per second, without the network.
     Sign(sign::SignArgs),
+    /// Size of a mesh: vCPU, memory and cost of a month, computed from measured results.
+    Size(scenario::SizeArgs),
     /// Answers requests with their own bodies.
     #[command(hide = true)]
     Serve(serve::ServeArgs),
@@ -137,6 +139,7 @@ pub fn run(args: Args) -> anyhow::Result<bool> {
         Benchmark::Report(args) => scenario::page(&args).map(|()| true),
         Benchmark::Diff(args) => scenario::diff(&args),
         Benchmark::Sign(args) => sign::run(&args),
+        Benchmark::Size(args) => scenario::size(&args).map(|()| true),
         Benchmark::Serve(args) => serve::run(&args).map(|()| true),
         Benchmark::Collect(args) => collect::run(&args).map(|()| true),
         Benchmark::Relay(args) => relay::run(&args).map(|()| true),

@@ -2,7 +2,8 @@
 //!
 //! [`study`] reads scenarios and results of all studies. [`generation`] is the study of the generation of configuration,
 //! [`mesh`] that of a whole mesh, [`command`] those of other benchmarks; they are studies of [`cases`]. [`site`] shows the
-//! history of all results. The other modules are those of traffic: [`format`](mod@format) reads a scenario.
+//! history of all results, [`size`](mod@size) computes the size of a mesh from them. The other modules are those of
+//! traffic: [`format`](mod@format) reads a scenario.
 //! [`run`](mod@run) takes its turns and stores a [`ScenarioResult`]. [`table`] and [`page`](mod@page) with [`figures`] show
 //! results together with figures that others have published. [`diff`](mod@diff) compares two results. [`csv`] reads and
 //! writes the columns of Istio's `benchmark.csv`.
@@ -20,6 +21,7 @@ mod page;
 mod rank;
 mod run;
 mod site;
+mod size;
 mod study;
 mod table;
 
@@ -31,6 +33,7 @@ pub(crate) use self::{
     diff::{DiffArgs, diff},
     page::{PageArgs, page},
     run::{RunArgs, run},
+    size::{SizeArgs, size},
 };
 use crate::report::LatencyReport;
 
