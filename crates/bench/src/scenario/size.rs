@@ -385,6 +385,7 @@ mod tests {
         let sizings = PEERS.map(|peer| args.sizing(&results, peer).unwrap());
         let text = args.text(&results, &sizings);
         layout::assert_fits(&text);
+        let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         for part in
             ["| skysail ", "| envoy ", "| cost of a month", "mesh-wide, chain", "capacity, services-1000"]
         {
