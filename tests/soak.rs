@@ -47,7 +47,7 @@ struct Memory {
 impl Memory {
     fn look(&mut self, mesh: &Mesh) {
         let file = format!("/proc/{}/status", self.process);
-        let status = mesh.run(&["exec", "front", "--", "grep", "VmRSS", &file]).stdout;
+        let status = mesh.run(&["exec", "front", "--", "grep", "RssAnon", &file]).stdout;
         let status = String::from_utf8_lossy(&status).into_owned();
         let number = status.split_whitespace().nth(1).and_then(|number| number.parse().ok());
         assert!(number.is_some(), "{} has ended: {status}", self.what);
