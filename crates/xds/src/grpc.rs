@@ -1,6 +1,8 @@
 //! A gRPC server for thousands of mostly idle streams. A connection and all its calls are one task. Data for many
 //! streams is written to each connection without a copy.
 
+mod connection;
+mod keep_alive;
 mod lifetime;
 mod message;
 mod metered_io;
@@ -9,29 +11,30 @@ mod responses;
 use std::{
     future::poll_fn,
     pin::{Pin, pin},
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
-use bytes::Bytes;
-use h2::{
-    Ping, PingPong, Reason,
-    server::{Builder, SendResponse},
-};
 use prost::Message;
+use skysail_http::{
+    head::ResponseHead,
+    http2::{Request, StreamError},
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::{Instant, Sleep, sleep},
+    time::timeout,
 };
 use tonic::{
     Extensions, Status,
-    codegen::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header::CONTENT_TYPE},
+    codegen::http::{HeaderMap, HeaderName, HeaderValue},
     transport::server::{TcpConnectInfo, TlsConnectInfo},
 };
 use tracing::debug;
 
 use self::{
+    connection::{CallStream, Connection},
+    keep_alive::KeepAlive,
     lifetime::{IdleAction, Lifetime},
     metered_io::MeteredIo,
 };
@@ -46,18 +49,15 @@ pub(crate) use self::{
 
 /// Timeout for the first request of a call.
 pub(crate) const FIRST_REQUEST: Duration = Duration::from_secs(15);
-/// Time without data after which a client is sent a PING.
-const BETWEEN_PINGS: Duration = Duration::from_secs(30);
-/// Timeout of a PING, unless data is read from the client or [`PROGRESS`](limits::MIN_PROGRESS) written to it. The PING
-/// is queued behind earlier data, so a slow client needs time to reach it.
-const PING_TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout for the client's HTTP/2 preface.
 const PREFACE: Duration = Duration::from_secs(10);
 /// Maximum number of unfinished calls per connection. HTTP/2 does not count calls that the client has reset, and a
 /// call that waits until its account allows more work does not notice the reset.
 const MAX_UNFINISHED: usize = 2 * limits::MAX_CALLS as usize;
+/// Maximum number of times that the calls of a connection are polled before other connections are.
+const ROUNDS: usize = 4;
 /// Content type of gRPC. Source: "gRPC over HTTP2".
-const CONTENT: HeaderValue = HeaderValue::from_static("application/grpc");
+const CONTENT: &str = "application/grpc";
 
 /// A running call. When it is ready, its responses and its status have been handed to HTTP/2.
 pub type CallFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -117,17 +117,16 @@ pub struct Call {
     /// Properties of the connection.
     pub(crate) extensions: Extensions,
     /// Stream of the requests.
-    pub(crate) requests: h2::RecvStream,
+    pub(crate) requests: Arc<CallStream>,
     /// Stream of the responses.
     pub(crate) responses: ResponseWriter,
     /// Account that all calls of the connection share.
     pub(crate) account: Arc<Account>,
 }
 
-fn head() -> Response<()> {
-    let mut head = Response::new(());
-    head.headers_mut().insert(CONTENT_TYPE, CONTENT);
-    head
+/// Returns the head of a response with this HTTP status.
+fn response_head(status: u16) -> ResponseHead {
+    ResponseHead::build(status, &[("content-type", CONTENT)])
 }
 
 /// Serves a connection to its end. Once `draining` is ready, serves the calls in progress to their end.
@@ -140,80 +139,154 @@ pub async fn serve<IO>(
     service: &impl Service,
     limits: &Arc<Limits>,
     draining: impl Future<Output = ()>,
-) -> Result<(), h2::Error>
+) -> Result<(), StreamError>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
     let account = Arc::new(Account::new(Arc::clone(limits), address(&extensions)));
-    let io = MeteredIo::new(io, Arc::clone(&account));
-    let mut builder = Builder::new();
-    builder.max_concurrent_streams(limits::MAX_CALLS).max_header_list_size(limits::MAX_HEAD);
-    builder.max_send_buffer_size(limits::MAX_UNSENT);
-    // Boxed, so that the memory of the handshake is freed when the connection begins.
-    let Ok(connection) = Box::pin(tokio::time::timeout(PREFACE, builder.handshake(io))).await else {
+    let mut connection = Connection::new(MeteredIo::new(io, Arc::clone(&account)));
+    // Boxed, so that the memory of the timer is freed when the client has begun.
+    if Box::pin(timeout(PREFACE, connection.begun())).await.is_err() {
         debug!("a client did not begin HTTP/2 in time");
         return Ok(());
+    }
+    let mut calls = Calls {
+        service,
+        extensions,
+        account,
+        running: Vec::new(),
+        busy: false,
+        lifetime: Lifetime::default(),
     };
-    let mut connection = connection?;
-    let mut alive = connection.ping_pong().map(KeepAlive::new);
+    let mut alive = KeepAlive::new();
     let mut draining = pin!(draining);
     let mut drained = false;
-    let mut calls: Vec<CallFuture> = Vec::new();
-    // True if calls have begun since the connection was idle.
-    let mut busy = false;
-    let rest = |calls: &[CallFuture], busy: &mut bool| {
-        if calls.is_empty() && std::mem::take(busy) {
-            service.idle(&extensions);
-        }
-    };
-    let mut lifetime = Lifetime::default();
     poll_fn(|cx| {
         if !drained && draining.as_mut().poll(cx).is_ready() {
             drained = true;
-            connection.graceful_shutdown();
+            connection.session().begin_shutdown();
         }
-        if alive.as_mut().is_some_and(|alive| alive.poll(&account, cx).is_ready()) {
-            debug!("a client did not answer a PING in time");
-            return Poll::Ready(Ok(()));
-        }
-        // Calls are polled before HTTP/2, so that their data is written in the same poll, and again if data was read or
-        // a call has begun. Thousands of other connections may be polled before the next poll.
-        let read_before = account.read.load(Relaxed);
-        let mut has_new_calls = false;
-        calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
-        // Reports that no call is left before the last response is written.
-        rest(&calls, &mut busy);
-        while let Poll::Ready(accepted) = connection.poll_accept(cx) {
-            let Some(mut accepted) = accepted.transpose()? else { return Poll::Ready(Ok(())) };
-            account.pace.charge(limits::CALL_COST);
-            if lifetime.takes_calls() {
-                let call = match calls.len() {
-                    ..MAX_UNFINISHED => begin(accepted, &extensions, service, &account),
-                    _ => {
-                        accepted.1.send_reset(Reason::REFUSED_STREAM);
-                        None
-                    }
-                };
-                lifetime.called(call.is_some());
-                has_new_calls |= call.is_some();
-                calls.extend(call);
+        for _ in 0..ROUNDS {
+            // Calls are polled before the connection, so that their data is written in the same round, and again if one
+            // has begun or can continue. Thousands of other connections may be polled before the next poll.
+            calls.poll(cx);
+            if connection.poll(cx).is_ready() {
+                return Poll::Ready(());
+            }
+            let mut again = connection.take_woken();
+            again |= calls.accept(&mut connection);
+            match alive.poll(&mut connection.session(), &calls.account, cx) {
+                Poll::Ready(Ok(())) => again = true,
+                Poll::Ready(Err(keep_alive::Silent)) => {
+                    debug!("a client did not answer a PING in time");
+                    return Poll::Ready(());
+                }
+                Poll::Pending => {}
+            }
+            while let Poll::Ready(due) = calls.lifetime.poll(calls.running.is_empty(), cx) {
+                if due == IdleAction::Close {
+                    return Poll::Ready(());
+                }
+                connection.session().begin_shutdown();
+                again = true;
+            }
+            if calls.account.is_closing() {
+                return Poll::Ready(());
+            }
+            if !again {
+                return Poll::Pending;
             }
         }
-        busy |= has_new_calls;
-        if has_new_calls || account.read.load(Relaxed) != read_before {
-            calls.retain_mut(|call| call.as_mut().poll(cx).is_pending());
-            rest(&calls, &mut busy);
-        }
-        while let Poll::Ready(due) = lifetime.poll(calls.is_empty(), cx) {
-            if due == IdleAction::Close {
-                return Poll::Ready(Ok(()));
-            }
-            connection.graceful_shutdown();
-            cx.waker().wake_by_ref();
-        }
-        if account.is_closing() { Poll::Ready(Ok(())) } else { Poll::Pending }
+        cx.waker().wake_by_ref();
+        Poll::Pending
     })
-    .await
+    .await;
+    connection.result()
+}
+
+/// The calls of a connection.
+struct Calls<'a, S> {
+    service: &'a S,
+    /// Properties of the connection.
+    extensions: Extensions,
+    account: Arc<Account>,
+    running: Vec<CallFuture>,
+    /// True if calls have begun since the connection was idle.
+    busy: bool,
+    lifetime: Lifetime,
+}
+
+impl<S: Service> Calls<'_, S> {
+    /// Polls all calls. Reports that no call is left before the last response is written.
+    fn poll(&mut self, cx: &mut Context<'_>) {
+        self.running.retain_mut(|call| call.as_mut().poll(cx).is_pending());
+        if self.running.is_empty() && std::mem::take(&mut self.busy) {
+            self.service.idle(&self.extensions);
+        }
+    }
+
+    /// Begins the calls that have arrived; returns true if there was one.
+    fn accept<IO: AsyncRead + AsyncWrite + Unpin>(&mut self, connection: &mut Connection<IO>) -> bool {
+        let mut any = false;
+        while let Some((request, stream)) = connection.accept() {
+            any = true;
+            self.account.pace.charge(limits::CALL_COST);
+            if !self.lifetime.takes_calls() {
+                continue;
+            }
+            let call = if self.running.len() < MAX_UNFINISHED {
+                self.begin(request, stream)
+            } else {
+                stream.refuse();
+                None
+            };
+            self.lifetime.called(call.is_some());
+            self.busy |= call.is_some();
+            self.running.extend(call);
+        }
+        any
+    }
+
+    /// Begins a call, if the request is one.
+    fn begin(&self, request: Request, stream: Arc<CallStream>) -> Option<CallFuture> {
+        let Request { head, oversized, .. } = request;
+        let content = head.header("content-type").unwrap_or_default();
+        let refused = match () {
+            () if oversized.is_some() => Some(431),
+            () if head.method() != "POST" => Some(405),
+            () if !content.starts_with(CONTENT.as_bytes()) => Some(415),
+            () => None,
+        };
+        if let Some(status) = refused {
+            stream.respond(&ResponseHead::build(status, &[]), true);
+            return None;
+        }
+        let mut headers = HeaderMap::with_capacity(head.len());
+        for (name, value) in head.iter() {
+            // HTTP/2 has checked the fields.
+            if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value)) {
+                headers.append(name, value);
+            }
+        }
+        let mut call = Call {
+            method: head.path().to_owned(),
+            headers,
+            extensions: self.extensions.clone(),
+            responses: ResponseWriter::new(Arc::clone(&stream), Arc::clone(&self.account)),
+            requests: stream,
+            account: Arc::clone(&self.account),
+        };
+        head.recycle();
+        if !self.service.has(&call.method) {
+            call.responses.end(&Status::unimplemented(format!("unknown method {}", call.method)));
+            return None;
+        }
+        if let Err(refused) = self.service.admit(&call.method, &call.headers, &mut call.extensions) {
+            call.responses.end(&refused);
+            return None;
+        }
+        Some(self.service.handle(call))
+    }
 }
 
 /// Returns the address of a client as text; empty if it is not known.
@@ -221,106 +294,6 @@ pub fn address(extensions: &Extensions) -> String {
     let tls = extensions.get::<TlsConnectInfo<TcpConnectInfo>>().map(TlsConnectInfo::get_ref);
     let plain = extensions.get::<TcpConnectInfo>();
     tls.or(plain).and_then(TcpConnectInfo::remote_addr).map(|address| address.to_string()).unwrap_or_default()
-}
-
-type Accepted = (tonic::codegen::http::Request<h2::RecvStream>, SendResponse<Bytes>);
-
-/// Begins a call, if the request is one.
-fn begin(
-    (request, mut respond): Accepted,
-    extensions: &Extensions,
-    service: &impl Service,
-    account: &Arc<Account>,
-) -> Option<CallFuture> {
-    let (head, requests) = request.into_parts();
-    let content = head.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-    let refused = match () {
-        () if head.method != Method::POST => Some(StatusCode::METHOD_NOT_ALLOWED),
-        () if !content.starts_with(CONTENT.as_bytes()) => Some(StatusCode::UNSUPPORTED_MEDIA_TYPE),
-        () => None,
-    };
-    if let Some(status) = refused {
-        let mut response = Response::new(());
-        *response.status_mut() = status;
-        if respond.send_response(response, true).is_err() {
-            respond.send_reset(Reason::CANCEL);
-        }
-        return None;
-    }
-    let mut call = Call {
-        method: head.uri.path().to_owned(),
-        headers: head.headers,
-        extensions: extensions.clone(),
-        requests,
-        responses: ResponseWriter::new(respond, Arc::clone(account)),
-        account: Arc::clone(account),
-    };
-    if !service.has(&call.method) {
-        call.responses.end(&Status::unimplemented(format!("unknown method {}", call.method)));
-        return None;
-    }
-    if let Err(refused) = service.admit(&call.method, &call.headers, &mut call.extensions) {
-        call.responses.end(&refused);
-        return None;
-    }
-    Some(service.handle(call))
-}
-
-/// Detects by PING whether a client that sends nothing is still connected.
-struct KeepAlive {
-    ping: PingPong,
-    ping_sent: bool,
-    /// Bytes that were read and written before the timer was set.
-    before: (u64, u64),
-    /// The timer has been polled, so it wakes the task when it expires.
-    awaited: bool,
-    timer: Pin<Box<Sleep>>,
-}
-
-impl KeepAlive {
-    fn new(ping: PingPong) -> Self {
-        Self { ping, ping_sent: false, before: (0, 0), awaited: false, timer: Box::pin(sleep(BETWEEN_PINGS)) }
-    }
-
-    /// Becomes ready if the client does not answer. Must always be polled by the same task.
-    fn poll(&mut self, account: &Account, cx: &mut Context<'_>) -> Poll<()> {
-        if self.awaited && !self.ping_sent && Instant::now() < self.timer.deadline() {
-            return Poll::Pending;
-        }
-        if self.ping_sent && matches!(self.ping.poll_pong(cx), Poll::Ready(Ok(_))) {
-            self.wait(false, BETWEEN_PINGS);
-        }
-        while self.timer.as_mut().poll(cx).is_ready() {
-            let is_moving = self.is_moving(account);
-            // While the client has exceeded its pace, nothing is read from it, not even its answer to the PING.
-            if self.ping_sent && (is_moving || account.pace.wait().is_some()) {
-                self.wait(true, PING_TIMEOUT);
-                continue;
-            }
-            if self.ping_sent || self.ping.send_ping(Ping::opaque()).is_err() {
-                return Poll::Ready(());
-            }
-            self.wait(true, PING_TIMEOUT);
-            // Registers the task for the answer. The end of the connection wakes the task by itself.
-            if let Poll::Ready(Ok(_)) = self.ping.poll_pong(cx) {
-                self.wait(false, BETWEEN_PINGS);
-            }
-        }
-        self.awaited = true;
-        Poll::Pending
-    }
-
-    /// Returns true if the client has sent data, or has read enough, since the last call.
-    fn is_moving(&mut self, account: &Account) -> bool {
-        let now = (account.read.load(Relaxed), account.written.load(Relaxed));
-        let before = std::mem::replace(&mut self.before, now);
-        now.0 > before.0 || now.1 - before.1 >= limits::MIN_PROGRESS as u64
-    }
-
-    fn wait(&mut self, ping_sent: bool, time: Duration) {
-        self.ping_sent = ping_sent;
-        self.timer.as_mut().reset(Instant::now() + time);
-    }
 }
 
 /// Serves a call of one request and one response.

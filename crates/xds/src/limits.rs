@@ -70,8 +70,6 @@ pub const MAX_INSTANCE_LISTS: usize = 128 << 20;
 pub const MAX_AUTHORITIES: usize = 2_048;
 /// Maximum length of the reason of a NACK that is kept, shown and logged, in bytes.
 pub const MAX_REASON: usize = 1 << 10;
-/// Maximum amount of data that is encoded for a stream and not written yet, in bytes.
-pub const MAX_UNSENT: usize = 128 << 10;
 /// Number of bytes that a slow client must read within [`Limits::unread`], unless fewer are pending and it
 /// reads all of them.
 pub const MIN_PROGRESS: usize = 64 << 10;

@@ -202,7 +202,7 @@ async fn a_valid_certificate_does_not_replace_a_refused_token() {
     for (fields, why) in [
         (&["Bearer no.real.token"][..], "token"),
         (&[&*elsewhere], "InvalidAudience"),
-        (&["Bearer "], ""),
+        (&["Bearer"], ""),
         (&["Basic YTpi"], "authorization header is not"),
         (&[""], "authorization header is not"),
         (&[&*good, &*good], "several authorization headers"),

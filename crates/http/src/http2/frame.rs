@@ -86,6 +86,12 @@ pub(super) fn head(out: &mut Buffer, kind: FrameKind, flags: u8, stream: u32, le
     out.extend(&[a, b, c, kind as u8, flags, d, e, f, g]);
 }
 
+/// Sets the payload length in the frame header at the start of `frame`.
+pub(super) fn set_length(frame: &mut [u8], length: usize) {
+    let [_, a, b, c] = (length as u32).to_be_bytes();
+    frame[..3].copy_from_slice(&[a, b, c]);
+}
+
 /// Writes a header block, in as many frames as needed.
 pub(super) fn headers(out: &mut Buffer, stream: u32, end: bool, mut block: &[u8], max_frame: usize) {
     let (mut kind, mut flags) = (FrameKind::Headers, if end { END_STREAM } else { 0 });

@@ -1,8 +1,8 @@
-//! The HTTP/2 codec (RFC 9113), for connections that belong to one thread.
+//! The HTTP/2 codec (RFC 9113).
 //!
-//! Bytes are frames (`frame`) with header blocks (`hpack`), whose fields form heads (`heads`). A `Session` is the
-//! state of a connection and does no IO. Its [`Driver`] reads and writes the socket. A request uses its stream through
-//! a [`Duplex`].
+//! Bytes are frames (`frame`) with header blocks (`hpack`), whose fields form heads (`heads`). A [`Session`] is the
+//! state of a connection and does no IO. For connections that belong to one thread, a [`Driver`] reads and writes the
+//! socket, and a request uses its stream through a [`Duplex`].
 
 mod driver;
 mod duplex;
@@ -19,4 +19,4 @@ pub use duplex::{Answered, Connection, Duplex, StreamClosed, Unsent};
 pub use frame::{FrameKind, Reason};
 pub use heads::{Bounds, HeadError, framing};
 pub use options::{Http2Options, Keepalive};
-pub use session::{Request, Role, SessionLimits, StreamError};
+pub use session::{Request, Role, Session, SessionLimits, StreamError};

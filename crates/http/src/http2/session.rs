@@ -12,7 +12,7 @@ mod streams;
 
 use std::{
     collections::VecDeque,
-    rc::Rc,
+    sync::Arc,
     task::{Context, Waker},
 };
 
@@ -79,7 +79,7 @@ pub enum StreamError {
     /// The peer does not answer keep-alive pings.
     Silent,
     /// The connection failed.
-    Closed(Rc<str>),
+    Closed(Arc<str>),
 }
 
 /// A received request.
@@ -100,7 +100,7 @@ pub struct Request {
 }
 
 /// State of a connection.
-pub(super) struct Session {
+pub struct Session {
     role: Role,
     limits: SessionLimits,
     decoder: Decoder,
@@ -296,7 +296,7 @@ impl StreamState {
 /// The connection as a whole.
 impl Session {
     /// Returns the state of a new connection, with the preface and settings in `out`.
-    pub(super) fn new(role: Role, limits: SessionLimits) -> Self {
+    pub fn new(role: Role, limits: SessionLimits) -> Self {
         let mut out = Buffer::default();
         let window = (4, limits.options.stream_window);
         let list = (6, u32::try_from(limits.head.size).unwrap_or(u32::MAX));
@@ -358,7 +358,7 @@ impl Session {
     }
 
     /// Returns whether the peer's settings have arrived.
-    pub(super) fn is_settled(&self) -> bool {
+    pub fn is_settled(&self) -> bool {
         self.peer.settled
     }
 
@@ -374,13 +374,13 @@ impl Session {
     }
 
     /// Sends a keep-alive ping.
-    pub(super) fn ask(&mut self) {
+    pub fn ask(&mut self) {
         self.answered = false;
         frame::ping(&mut self.out, 0, ALIVE);
     }
 
     /// Returns whether the last keep-alive ping was acknowledged.
-    pub(super) fn is_answered(&self) -> bool {
+    pub fn is_answered(&self) -> bool {
         self.answered
     }
 
@@ -405,18 +405,18 @@ impl Session {
     }
 
     /// Returns whether the connection has ended.
-    pub(super) fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         let leaving = self.leaving == ShutdownState::Final || (self.role == Role::Client && self.peer_leaves);
         self.error.is_some() || (leaving && self.streams.is_empty())
     }
 
     /// Returns the reason, if the connection did not end gracefully.
-    pub(super) fn error(&self) -> Option<&StreamError> {
+    pub fn error(&self) -> Option<&StreamError> {
         self.error.as_ref()
     }
 
     /// Returns the next request; skips requests whose stream has failed.
-    pub(super) fn accept(&mut self) -> Option<Request> {
+    pub fn accept(&mut self) -> Option<Request> {
         loop {
             let request = self.accepted.pop_front()?;
             if self.streams.get(&request.stream).is_some_and(|stream| stream.error.is_none()) {
@@ -434,7 +434,7 @@ impl Session {
 
     /// Starts a graceful shutdown: existing streams continue. Streams of the peer that are in transit are accepted
     /// until the peer acknowledges (RFC 9113, section 6.8).
-    pub(super) fn begin_shutdown(&mut self) {
+    pub fn begin_shutdown(&mut self) {
         if self.leaving == ShutdownState::No && self.error.is_none() {
             self.leaving = ShutdownState::Announced;
             frame::go_away(&mut self.out, LAST_STREAM, Reason::NONE);
@@ -457,7 +457,7 @@ impl Session {
     }
 
     /// Ends the connection and all streams with an error code.
-    pub(super) fn fail(&mut self, reason: Reason) {
+    pub fn fail(&mut self, reason: Reason) {
         if self.error.is_none() {
             let last = if self.role == Role::Server { self.last } else { 0 };
             frame::go_away(&mut self.out, last, reason);
@@ -466,7 +466,7 @@ impl Session {
     }
 
     /// Ends the connection, because it has failed.
-    pub(super) fn close_with(&mut self, why: StreamError) {
+    pub fn close_with(&mut self, why: StreamError) {
         if self.error.is_some() {
             return;
         }
@@ -487,7 +487,7 @@ impl Session {
     /// stalled streams as the space allows. Returns whether stalled streams remain while the connection's
     /// window is open. The caller must then call this again after the woken streams have run, because a woken
     /// stream may leave its share unused.
-    pub(super) fn written(&mut self) -> bool {
+    pub fn written(&mut self) -> bool {
         self.replies = 0;
         if self.stalled.is_empty() && self.crowded.is_empty() {
             return false;

@@ -1,21 +1,22 @@
 //! Reads gRPC messages from a stream. Memory is held only for the received part of a message, because there are
 //! thousands of mostly idle streams.
 
-use std::{marker::PhantomData, sync::Arc, time::Duration};
+use std::{future::poll_fn, marker::PhantomData, sync::Arc, time::Duration};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use futures_util::FutureExt as _;
-use h2::RecvStream;
 use prost::{
     Message,
     encoding::{DecodeContext, decode_key, skip_field},
 };
+use skysail_http::http2::StreamError;
 use tokio::{
     task::yield_now,
     time::{Instant, sleep, timeout_at},
 };
 use tonic::{Code, Extensions, Status};
 
+use super::connection::CallStream;
 use crate::limits::{self, Account, Bound, CallerAccount, Identity, Place, Wait};
 
 /// Length of the prefix of a message: compression flag and message length.
@@ -37,7 +38,7 @@ pub(crate) fn framed(message: &impl Message) -> Bytes {
 
 /// The requests of a call, each a message `R`.
 pub(crate) struct Requests<R> {
-    stream: RecvStream,
+    stream: Arc<CallStream>,
     partial: PartialMessage,
     /// Received bytes that are not released to the flow control window.
     unreleased: usize,
@@ -61,7 +62,7 @@ impl<R: Message + Default> Requests<R> {
     /// Creates the requests of a stream, each of at most `max_length` bytes. The extensions of the call name the
     /// caller. The first request must begin within `begin_timeout`.
     pub(crate) fn new(
-        stream: RecvStream,
+        stream: Arc<CallStream>,
         max_length: usize,
         begin_timeout: Duration,
         account: &Arc<Account>,
@@ -121,12 +122,12 @@ impl<R: Message + Default> Requests<R> {
                 if is_whole {
                     let request = self.partial.take(length).map_err(|status| self.refused(status))?;
                     (self.place, self.begin_timeout, self.deadline) = (None, None, None);
-                    self.release()?;
+                    self.release();
                     return Ok(Some((request, length)));
                 }
             }
             if self.place.is_some() || self.partial.0.len() < PREFIX {
-                self.release()?;
+                self.release();
             }
             let Some(data) = self.data().await? else { return Ok(None) };
             if self.partial.0.is_empty() {
@@ -190,24 +191,25 @@ impl<R: Message + Default> Requests<R> {
     }
 
     /// Releases the received bytes to the flow control window.
-    fn release(&mut self) -> Result<(), Status> {
+    fn release(&mut self) {
         let bytes = std::mem::take(&mut self.unreleased);
         if bytes > 0 {
-            self.stream.flow_control().release_capacity(bytes).map_err(broken)?;
+            self.stream.release(bytes);
         }
-        Ok(())
     }
 
     /// Returns the next data. Fails if a request is not begun or not completed in time.
     async fn data(&mut self) -> Result<Option<Bytes>, Status> {
         let limit =
             if self.partial.0.is_empty() { self.begin_timeout } else { Some(limits::REQUEST_TIMEOUT) };
-        let Some(limit) = limit else { return self.stream.data().await.transpose().map_err(broken) };
+        let stream = Arc::clone(&self.stream);
+        let mut data = poll_fn(move |cx| stream.poll_data(cx));
+        let Some(limit) = limit else { return data.await.map_err(broken) };
         loop {
             let set = || (Instant::now() + limit, self.account.waited());
             let (deadline, waited) = *self.deadline.get_or_insert_with(set);
-            if let Ok(data) = timeout_at(deadline, self.stream.data()).await {
-                return data.transpose().map_err(broken);
+            if let Ok(data) = timeout_at(deadline, &mut data).await {
+                return data.map_err(broken);
             }
             // A connection that owes too much is not read. A call that waits may fill the connection's window.
             let was_held_up = waited.is_none() || self.account.waited() != waited;
@@ -219,8 +221,8 @@ impl<R: Message + Default> Requests<R> {
             }
             // A busy server may not have read the data that has arrived.
             yield_now().await;
-            if let Some(data) = self.stream.data().now_or_never() {
-                return data.transpose().map_err(broken);
+            if let Some(data) = (&mut data).now_or_never() {
+                return data.map_err(broken);
             }
             if self.partial.0.is_empty() {
                 return Err(Status::deadline_exceeded("no request was received in time"));
@@ -238,7 +240,7 @@ impl<R: Message + Default> Requests<R> {
     }
 }
 
-fn broken(error: h2::Error) -> Status {
+fn broken(error: StreamError) -> Status {
     Status::cancelled(error.to_string())
 }
 

@@ -10,17 +10,22 @@ use std::{
 };
 
 use bytes::Bytes;
-use h2::{SendStream, server::SendResponse};
+use skysail_http::{buffer::Buffer, head::Headers};
 use tokio::time::{Sleep, sleep};
 use tonic::{Status, codegen::http::HeaderMap};
 use tracing::debug;
 
-use super::head;
+use super::{connection::CallStream, response_head};
 use crate::limits::{Account, Bound, MIN_PROGRESS};
+
+/// Maximum length of a frame of data in bytes, which every client accepts.
+const FRAME: usize = 16 << 10;
 
 /// Writer of the responses of a call.
 pub(crate) struct ResponseWriter {
-    state: ResponseState,
+    stream: Arc<CallStream>,
+    /// The head was sent.
+    begun: bool,
     /// Encoded data that is not handed to HTTP/2 yet.
     piece: Bytes,
     /// Further data, which is encoded as the client reads; `None` if no data waits.
@@ -28,13 +33,6 @@ pub(crate) struct ResponseWriter {
     /// Set while the client does not read.
     stall: Option<UnreadWait>,
     account: Arc<Account>,
-}
-
-enum ResponseState {
-    /// No headers were sent yet.
-    Begun(SendResponse<Bytes>),
-    Open(SendStream<Bytes>),
-    Ended,
 }
 
 /// Wait for a client that does not read.
@@ -45,8 +43,8 @@ struct UnreadWait {
 }
 
 impl ResponseWriter {
-    pub(super) fn new(respond: SendResponse<Bytes>, account: Arc<Account>) -> Self {
-        Self { state: ResponseState::Begun(respond), piece: Bytes::new(), pieces: None, stall: None, account }
+    pub(super) fn new(stream: Arc<CallStream>, account: Arc<Account>) -> Self {
+        Self { stream, begun: false, piece: Bytes::new(), pieces: None, stall: None, account }
     }
 
     /// Begins to send messages after the former ones are [flushed](Self::flushed). Data is not encoded before the
@@ -56,8 +54,8 @@ impl ResponseWriter {
         pieces: impl Iterator<Item = Bytes> + Send + 'static,
     ) -> Result<(), Status> {
         debug_assert!(self.is_clear(), "earlier data still waits");
-        if let ResponseState::Begun(respond) = &mut self.state {
-            self.state = ResponseState::Open(respond.send_response(head(), false).map_err(broken)?);
+        if !std::mem::replace(&mut self.begun, true) && !self.stream.respond(&response_head(200), false) {
+            return Err(lost());
         }
         self.pieces = Some(Box::new(pieces));
         self.hand_over()
@@ -77,16 +75,12 @@ impl ResponseWriter {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
         loop {
             self.hand_over()?;
-            let ResponseState::Open(stream) = &mut self.state else { return Poll::Ready(Ok(())) };
             if self.pieces.is_none() {
                 return Poll::Ready(Ok(()));
             }
-            match stream.poll_capacity(cx) {
-                Poll::Ready(Some(Ok(_))) => {}
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(broken(error))),
-                Poll::Ready(None) => {
-                    return Poll::Ready(Err(Status::cancelled("the client ended the stream")));
-                }
+            match self.stream.poll_room(cx, FRAME) {
+                Poll::Ready(Some(_)) => {}
+                Poll::Ready(None) => return Poll::Ready(Err(lost())),
                 Poll::Pending => break,
             }
         }
@@ -100,22 +94,13 @@ impl ResponseWriter {
 
     /// Hands over as much as the client accepts now.
     fn hand_over(&mut self) -> Result<(), Status> {
-        let ResponseState::Open(stream) = &mut self.state else { return Ok(()) };
-        while let Some(pieces) = &mut self.pieces {
-            if self.piece.is_empty() {
-                let Some(piece) = pieces.next() else {
-                    (self.pieces, self.stall) = (None, None);
-                    stream.reserve_capacity(0);
-                    return Ok(());
-                };
-                self.piece = piece;
+        while self.has_data() {
+            let room = self.stream.room(FRAME).ok_or_else(lost)?;
+            if room == 0 {
+                break;
             }
-            stream.reserve_capacity(self.piece.len());
-            let taken = stream.capacity().min(self.piece.len());
-            if taken == 0 {
-                return Ok(());
-            }
-            stream.send_data(self.piece.split_to(taken), false).map_err(broken)?;
+            let stream = Arc::clone(&self.stream);
+            let taken = stream.send_frame(room, |out, room| self.fill(out, room)).ok_or_else(lost)?;
             if let Some(stall) = &mut self.stall {
                 stall.taken += taken;
                 if stall.taken >= MIN_PROGRESS {
@@ -126,24 +111,48 @@ impl ResponseWriter {
         Ok(())
     }
 
-    /// Ends the call. Data that still waits is dropped.
-    pub(crate) fn end(mut self, status: &Status) {
-        let mut trailers = HeaderMap::new();
-        if status.add_header(&mut trailers).is_err() {
-            trailers = HeaderMap::new();
-            _ = Status::internal("the status cannot be encoded").add_header(&mut trailers);
-        }
-        let ended = match std::mem::replace(&mut self.state, ResponseState::Ended) {
-            ResponseState::Begun(mut respond) => {
-                let mut only = head();
-                only.headers_mut().extend(trailers);
-                respond.send_response(only, true).map(|_| ())
+    /// Returns true if data waits. Takes the next piece if the last one is used up.
+    fn has_data(&mut self) -> bool {
+        while self.piece.is_empty() {
+            match self.pieces.as_mut().and_then(Iterator::next) {
+                Some(piece) => self.piece = piece,
+                None => {
+                    (self.pieces, self.stall) = (None, None);
+                    return false;
+                }
             }
-            ResponseState::Open(mut stream) => stream.send_trailers(trailers),
-            ResponseState::Ended => Ok(()),
+        }
+        true
+    }
+
+    /// Appends at most `room` bytes of the data to `out`.
+    fn fill(&mut self, out: &mut Buffer, mut room: usize) {
+        while room > 0 && self.has_data() {
+            let taken = self.piece.split_to(self.piece.len().min(room));
+            out.extend(&taken);
+            room -= taken.len();
+        }
+    }
+
+    /// Ends the call. Data that still waits is dropped.
+    pub(crate) fn end(self, status: &Status) {
+        let mut fields = HeaderMap::new();
+        if status.add_header(&mut fields).is_err() {
+            fields = HeaderMap::new();
+            _ = Status::internal("the status cannot be encoded").add_header(&mut fields);
+        }
+        let fields = fields.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
+        let is_sent = if self.begun {
+            let mut trailers = Headers::default();
+            fields.for_each(|(name, value)| trailers.append(name, value));
+            self.stream.send_trailers(&trailers)
+        } else {
+            let mut head = response_head(200);
+            fields.for_each(|(name, value)| head.append(name, value));
+            self.stream.respond(&head, true)
         };
-        if let Err(error) = ended {
-            debug!(%error, "a call ended without its status");
+        if !is_sent {
+            debug!(client = self.account.client, "a call ended without its status");
         }
     }
 }
@@ -154,6 +163,6 @@ impl fmt::Debug for ResponseWriter {
     }
 }
 
-fn broken(error: h2::Error) -> Status {
-    Status::cancelled(error.to_string())
+fn lost() -> Status {
+    Status::cancelled("the client has ended the call or the connection")
 }

@@ -8,15 +8,21 @@ use std::{
     },
 };
 
+use bytes::Bytes;
 use futures_util::FutureExt as _;
+use h2::Reason;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
     task::{JoinHandle, yield_now},
+    time::Instant,
 };
 use tonic::codegen::http::Request;
 
-use super::*;
+use super::{
+    keep_alive::{BETWEEN_PINGS, PING_TIMEOUT},
+    *,
+};
 
 /// Admits calls with a token, and counts the checks.
 #[derive(Default)]

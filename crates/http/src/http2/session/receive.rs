@@ -46,7 +46,7 @@ impl Session {
     ///
     /// # Errors
     /// The connection cannot continue.
-    pub(crate) fn feed(&mut self, input: &mut Buffer) -> Result<(), Fatal> {
+    pub fn feed(&mut self, input: &mut Buffer) -> Result<(), Fatal> {
         if self.preface {
             let seen = input.len().min(PREFACE.len());
             if input.bytes()[..seen] != PREFACE[..seen] {

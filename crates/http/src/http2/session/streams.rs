@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use super::{GONE, OUT, READ, ROOM, Role, Session, StreamError, StreamState};
 use crate::{
+    buffer::Buffer,
     head::{Headers, RequestHead, ResponseHead},
     http2::{
         frame::{self, Reason},
@@ -72,7 +73,7 @@ impl Session {
     }
 
     /// Sends the head of a response; returns false if the stream is lost.
-    pub(crate) fn respond(&mut self, id: u32, head: &ResponseHead, interim: bool, end: bool) -> bool {
+    pub fn respond(&mut self, id: u32, head: &ResponseHead, interim: bool, end: bool) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
         if stream.error.is_some() || stream.sent {
             return false;
@@ -103,11 +104,7 @@ impl Session {
     }
 
     /// Returns the next piece of content; `None` at the end.
-    pub(crate) fn poll_piece(
-        &mut self,
-        cx: &Context<'_>,
-        id: u32,
-    ) -> Poll<Result<Option<Bytes>, StreamError>> {
+    pub fn poll_piece(&mut self, cx: &Context<'_>, id: u32) -> Poll<Result<Option<Bytes>, StreamError>> {
         let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(Err(StreamError::Dropped)) };
         if !stream.content.is_empty() {
             return Poll::Ready(Ok(Some(std::mem::take(&mut stream.content).into())));
@@ -128,7 +125,7 @@ impl Session {
     }
 
     /// Records content as passed on; sends a window update when enough is due.
-    pub(crate) fn release(&mut self, id: u32, count: usize) {
+    pub fn release(&mut self, id: u32, count: usize) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         let count = u32::try_from(count).unwrap_or(u32::MAX).min(stream.held);
         stream.held -= count;
@@ -142,16 +139,26 @@ impl Session {
     }
 
     /// Returns how much of `want` can be sent now; `None` if the stream accepts no more.
-    pub(crate) fn poll_room(&mut self, cx: &Context<'_>, id: u32, want: usize) -> Poll<Option<usize>> {
+    pub fn room(&self, id: u32, want: usize) -> Option<usize> {
+        let stream = self.streams.get(&id).filter(|stream| stream.error.is_none() && !stream.sent)?;
+        let room = usize::try_from(self.shared_room().min(stream.send_window)).unwrap_or(0);
+        Some(room.min(want).min(OUT))
+    }
+
+    /// Returns how much all streams together can send now.
+    fn shared_room(&self) -> i64 {
+        if self.out.len() < OUT { self.send_window } else { 0 }
+    }
+
+    /// Waits until content can be sent; returns the number of bytes, at most `want`, and `None` if the stream accepts no
+    /// more.
+    pub fn poll_room(&mut self, cx: &Context<'_>, id: u32, want: usize) -> Poll<Option<usize>> {
+        let room = self.room(id, want);
+        if room != Some(0) {
+            return Poll::Ready(room);
+        }
+        let shared = self.shared_room();
         let Some(stream) = self.streams.get_mut(&id) else { return Poll::Ready(None) };
-        if stream.error.is_some() || stream.sent {
-            return Poll::Ready(None);
-        }
-        let shared = if self.out.len() < OUT { self.send_window } else { 0 };
-        let room = usize::try_from(shared.min(stream.send_window)).unwrap_or(0).min(want).min(OUT);
-        if room > 0 {
-            return Poll::Ready(Some(room));
-        }
         stream.wait(cx, ROOM);
         stream.want = want;
         if shared <= 0 && !stream.stalled {
@@ -204,8 +211,31 @@ impl Session {
         true
     }
 
+    /// Sends a frame of content, which `fill` appends to the output: at most the number of bytes that it is called with.
+    /// There must be space for `room` bytes ([`Self::poll_room`]). Returns the length of the content; `None` if the
+    /// stream is lost.
+    pub fn send_frame(
+        &mut self,
+        id: u32,
+        room: usize,
+        fill: impl FnOnce(&mut Buffer, usize),
+    ) -> Option<usize> {
+        let stream = self.streams.get_mut(&id).filter(|stream| stream.error.is_none() && !stream.sent)?;
+        let (begin, room) = (self.out.len(), room.min(self.peer.frame));
+        frame::head(&mut self.out, frame::FrameKind::Data, 0, id, 0);
+        fill(&mut self.out, room);
+        let length = self.out.len() - begin - frame::HEAD;
+        debug_assert!(length <= room, "content of {length} bytes for {room}");
+        frame::set_length(&mut self.out.bytes_mut()[begin..], length);
+        stream.send_window -= length as i64;
+        self.send_window -= length as i64;
+        // Allowance for the peer's window updates: ten per frame, as in Envoy.
+        self.useless_frames.give(11);
+        Some(length)
+    }
+
     /// Sends trailers and the end of the stream; returns false if the stream is lost.
-    pub(crate) fn send_trailers(&mut self, id: u32, trailers: &Headers) -> bool {
+    pub fn send_trailers(&mut self, id: u32, trailers: &Headers) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
         if stream.error.is_some() || stream.sent {
             return false;
@@ -228,7 +258,7 @@ impl Session {
     }
 
     /// Resets the stream.
-    pub(crate) fn reset(&mut self, id: u32, reason: Reason) {
+    pub fn reset(&mut self, id: u32, reason: Reason) {
         if let Some(stream) = self.streams.get_mut(&id)
             && stream.error.is_none()
         {
@@ -242,7 +272,7 @@ impl Session {
     }
 
     /// Releases a stream that is no longer used. An incomplete stream is reset.
-    pub(crate) fn forget(&mut self, id: u32) {
+    pub fn forget(&mut self, id: u32) {
         let Some(stream) = self.streams.get(&id) else { return };
         let answered = self.role == Role::Server && stream.sent;
         if stream.closed && stream.error.is_none() {
