@@ -1,6 +1,6 @@
 //! Definitions that all of Skysail shares: names, SPIFFE IDs, fingerprints, logging, printing, shutdown,
-//! access to admin pages, limits of connections and open files, the system call filter, process groups, and the
-//! return of unused memory.
+//! access to admin pages, limits of connections and open files, the system call filter, process groups, regular
+//! expressions, and the return of unused memory.
 //!
 //! This crate depends on no other crate of the project. It holds only definitions that at least two other
 //! crates need.
@@ -13,6 +13,7 @@ pub mod local;
 pub mod logging;
 pub mod names;
 pub mod process_group;
+pub mod re2;
 pub mod shutdown;
 pub mod spiffe;
 pub mod stdio;

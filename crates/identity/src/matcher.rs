@@ -31,8 +31,8 @@ pub enum Pattern {
     Suffix(String),
     /// Contains the text.
     Contains(String),
-    /// Matches the regular expression as a whole.
-    Regex(regex::Regex),
+    /// Matches the regular expression, which is anchored ([`skysail_core::re2::compile_whole`]).
+    Regex(regex::bytes::Regex),
 }
 
 /// An accepted name.
@@ -104,7 +104,7 @@ pub(crate) fn is_dns_name(name: &str, wanted: &str) -> bool {
 impl Pattern {
     fn matches(&self, name: &str, ignore_case: bool) -> bool {
         if let Self::Regex(regex) = self {
-            return regex.find_at(name, 0).is_some_and(|found| found.range() == (0..name.len()));
+            return regex.is_match(name.as_bytes());
         }
         let lower = |text: &str| if ignore_case { text.to_ascii_lowercase() } else { text.to_owned() };
         let name = lower(name);
@@ -158,7 +158,7 @@ mod tests {
         assert!(matches(SanKind::Any, Pattern::Suffix(".test".into()), &peer));
         assert!(matches(SanKind::Ip, Pattern::Exact("10.0.0.1".into()), &peer));
         assert!(matches(SanKind::Uri, Pattern::Contains("/ns/a/".into()), &peer));
-        let regex = |text| Pattern::Regex(regex::Regex::new(text).unwrap());
+        let regex = |text| Pattern::Regex(skysail_core::re2::compile_whole(text).unwrap());
         assert!(matches(SanKind::Uri, regex("spiffe://.*/sa/b"), &peer));
         assert!(!matches(SanKind::Uri, regex("spiffe://.*/sa/"), &peer), "a regex must match the whole name");
     }

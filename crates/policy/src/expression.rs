@@ -20,7 +20,8 @@ use cel::{
     },
     extensions,
 };
-use regex::{Regex, RegexBuilder};
+use regex::bytes::Regex;
+use skysail_core::re2;
 
 /// Known attributes, by the variable that they are fields of.
 const KNOWN: [(&str, &[&str]); 9] = [
@@ -88,8 +89,7 @@ const DEEPEST: usize = 64;
 /// deeper than [`DEEPEST`] until then.
 const STACK: usize = 256 << 20;
 
-/// Maximum size of a compiled regular expression in bytes, and number of them that a worker caches.
-const LARGEST_REGEX: usize = 1 << 20;
+/// Maximum number of compiled regular expressions that a worker caches.
 const MAX_REGEXES: usize = 64;
 
 /// The functions of CEL, and the string functions that Envoy can enable.
@@ -116,10 +116,10 @@ fn matches(text: &CelString<'_>, pattern: &CelString<'_>) -> Result<CelBool, Exe
             if known.len() >= MAX_REGEXES {
                 known.clear();
             }
-            let compiled = RegexBuilder::new(pattern).size_limit(LARGEST_REGEX).build().ok();
+            let compiled = re2::compile(pattern).ok();
             known.insert(pattern.to_owned(), compiled);
         }
-        known.get(pattern).and_then(|regex| Some(regex.as_ref()?.is_match(text)))
+        known.get(pattern).and_then(|regex| Some(regex.as_ref()?.is_match(text.as_bytes())))
     });
     found.map(CelBool::from).ok_or_else(|| ExecutionError::FunctionError {
         function: "matches".to_owned(),

@@ -3,8 +3,9 @@
 use std::{collections::BTreeMap, sync::OnceLock};
 
 use prost_reflect::DynamicMessage;
-use regex::Regex;
+use regex::bytes::Regex;
 use serde::Deserialize;
+use skysail_core::re2;
 
 use super::{security::TargetRef, value::WorkloadLabels};
 use crate::reflect::{self, TypeMismatch};
@@ -405,10 +406,11 @@ impl ConfigPatch {
         let of = |key: &str| metadata.get(key).map_or("", String::as_str);
         let expression = &proxy.proxy_version;
         let takes_version = expression.is_empty() || {
-            let compile = || (expression.len() <= MAX_VERSION).then(|| Regex::new(expression).ok()).flatten();
+            let compile =
+                || (expression.len() <= MAX_VERSION).then(|| re2::compile(expression).ok()).flatten();
             let version = of(VERSION);
             let compiled = self.version.0.get_or_init(compile).as_ref();
-            !version.is_empty() && compiled.is_some_and(|compiled| compiled.is_match(version))
+            !version.is_empty() && compiled.is_some_and(|compiled| compiled.is_match(version.as_bytes()))
         };
         takes_version
             && proxy.metadata.iter().all(|(key, value)| metadata.contains_key(key) && of(key) == value)

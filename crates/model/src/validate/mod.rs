@@ -56,6 +56,8 @@ pub(crate) use unsupported::{unsupported, unsupported_settings};
 pub(crate) use virtual_service::virtual_service;
 pub(crate) use workload::{workload_entry, workload_group};
 
+use skysail_core::re2;
+
 pub(crate) use crate::analysis::Code;
 use crate::{
     api::{Duration, MeshConfig, StringMatch, proxy_config as proxy_settings},
@@ -218,13 +220,11 @@ fn string_match(matched: &StringMatch, field: &str, may_be_present: bool, findin
     }
 }
 
-/// Checks an RE2 expression. Rust's syntax differs from RE2's in a few rare forms only.
+/// Checks an RE2 expression.
 fn regex(expression: &str, field: &str, findings: &mut Findings) {
     if expression.is_empty() {
         findings.add(Code::InvalidRegex, field, "is empty", "set an RE2 expression");
-    } else if let Err(error) = regex::Regex::new(expression) {
-        let reason = error.to_string();
-        let reason = reason.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+    } else if let Err(reason) = re2::compile(expression) {
         findings.add(
             Code::InvalidRegex,
             field,

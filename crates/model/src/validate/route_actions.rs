@@ -1,7 +1,7 @@
 //! Validation of the actions of a VirtualService's rule other than routing: redirects, rewrites, retries, faults,
 //! headers.
 
-use skysail_core::names::GRPC_STATUS;
+use skysail_core::{names::GRPC_STATUS, re2};
 
 use super::{Code, Findings, header_name, percent, port, positive, regex};
 use crate::api::{
@@ -113,7 +113,7 @@ pub(super) fn http_rewrite(
 
 /// Checks that the expression has the groups of the replacement: `\3` needs a third group.
 fn rewrite_groups(pattern: &str, rewrite: &str, field: &str, findings: &mut Findings) {
-    let Ok(pattern) = regex::Regex::new(pattern) else { return };
+    let Ok(pattern) = re2::compile(pattern) else { return };
     let groups = pattern.captures_len() - 1;
     let mut rest = rewrite.chars();
     while let Some(c) = rest.next() {

@@ -1,6 +1,7 @@
 //! Translates matchers and formats.
 
-use regex::bytes::{Regex, RegexBuilder};
+use regex::bytes::Regex;
+use skysail_core::re2;
 use skysail_xds::envoy::pb::envoy::{
     config::route::v3::{HeaderMatcher, QueryParameterMatcher, header_matcher, query_parameter_matcher},
     r#type::{
@@ -47,23 +48,18 @@ pub(super) fn path(proto: &PathMatcher) -> Result<TextMatch> {
     }
 }
 
-/// Compiles a regular expression that must match the whole text. The `regex` crate differs from RE2 in rare syntax,
-/// such as `\C`, `\Q…\E`, `\pN` and brackets within classes. As in RE2 by default, classes such as `\d` are ASCII.
+/// Compiles a regular expression that must match the whole text.
 pub(super) fn anchored(pattern: &str) -> Result<Regex> {
-    regex(pattern, &format!("^(?:{pattern})$"))
+    re2::compile_whole(pattern).map_err(|error| unusable(pattern, &error))
 }
 
 /// Compiles a regular expression that may match any part of the text.
 pub(super) fn unanchored(pattern: &str) -> Result<Regex> {
-    regex(pattern, pattern)
+    re2::compile(pattern).map_err(|error| unusable(pattern, &error))
 }
 
-fn regex(shown: &str, pattern: &str) -> Result<Regex> {
-    RegexBuilder::new(pattern)
-        .unicode(false)
-        .size_limit(1 << 20)
-        .build()
-        .map_err(|error| Reject::new(format!("the regular expression {shown:?} cannot be used: {error}")))
+fn unusable(pattern: &str, error: &str) -> Reject {
+    Reject::new(format!("the regular expression {pattern:?} cannot be used: {error}"))
 }
 
 /// Translates a pattern with its substitution, in which `\1` is a group.

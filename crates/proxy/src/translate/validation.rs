@@ -217,9 +217,7 @@ fn name(kind: SanKind, matcher: &StringMatcher) -> Result<NameMatch> {
         Some(MatchPattern::Suffix(text)) => Pattern::Suffix(some(text).at("suffix")?),
         Some(MatchPattern::Contains(text)) => Pattern::Contains(some(text).at("contains")?),
         Some(MatchPattern::SafeRegex(pattern)) => {
-            let anchored = format!("^(?:{})$", pattern.regex);
-            let regex = regex::Regex::new(&anchored).map_err(|error| Reject::new(error.to_string()));
-            Pattern::Regex(regex.at("safe_regex")?)
+            Pattern::Regex(super::text::anchored(&pattern.regex).at("safe_regex")?)
         }
         _ => return Err(Reject::new("must be exact, prefix, suffix, contains or safe_regex")),
     };
