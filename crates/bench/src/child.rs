@@ -11,12 +11,13 @@ use std::{
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::Stdio,
+    sync::Arc,
     time::Duration,
 };
 
 use nix::{
     libc,
-    sched::{CpuSet, sched_setaffinity},
+    sched::{CloneFlags, CpuSet, sched_setaffinity, setns},
     sys::{
         prctl,
         signal::{Signal, kill, killpg},
@@ -36,21 +37,26 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout for a process to end by itself.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// Scheduling of a participant in a measurement.
-#[derive(Clone, Copy, Debug)]
+/// Scheduling and network of a participant in a measurement. Default: those of the benchmark.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Scheduling {
     pub(crate) realtime: bool,
     /// Runs before all others that share its CPUs.
     pub(crate) first: bool,
     /// CPUs that it may use; all if `None`.
     pub(crate) cpus: Option<CpuSet>,
+    /// Network namespace; that of the benchmark if `None`.
+    pub(crate) network: Option<Arc<OwnedFd>>,
 }
 
 impl Scheduling {
-    /// Applies the scheduling to the calling thread and its future children.
-    pub(crate) fn apply(self) -> io::Result<()> {
-        if let Some(cpus) = self.cpus {
-            sched_setaffinity(Pid::from_raw(0), &cpus)?;
+    /// Applies the settings to the calling thread and its future children. It only makes system calls.
+    pub(crate) fn apply(&self) -> io::Result<()> {
+        if let Some(network) = &self.network {
+            setns(network, CloneFlags::CLONE_NEWNET)?;
+        }
+        if let Some(cpus) = &self.cpus {
+            sched_setaffinity(Pid::from_raw(0), cpus)?;
         }
         let priority = if self.first { OBSERVER } else { PARTICIPANT };
         if self.realtime { set_realtime(priority) } else { Ok(()) }
@@ -154,7 +160,7 @@ impl Running {
     /// Waits until the process listens on the port.
     pub(crate) async fn ready(&mut self, port: u16) -> anyhow::Result<()> {
         let deadline = tokio::time::Instant::now() + TIMEOUT;
-        while tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err() {
+        while !self.listens(port) {
             if let Some(status) = self.child.try_wait()? {
                 anyhow::bail!("{} ended with {status} before it listened: {}", self.name, self.output_tail());
             }
@@ -164,6 +170,14 @@ impl Running {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         Ok(())
+    }
+
+    /// Returns true if a socket listens on the port in the network namespace of the process.
+    fn listens(&self, port: u16) -> bool {
+        ["tcp", "tcp6"].iter().any(|table| {
+            let sockets = std::fs::read_to_string(format!("/proc/{}/net/{table}", self.pid));
+            sockets.is_ok_and(|sockets| is_listening(&sockets, port))
+        })
     }
 
     /// Waits until the output of the process contains a text.
@@ -214,9 +228,35 @@ impl Running {
     }
 }
 
+/// Returns true if a table of sockets, as in `/proc/net/tcp`, has one that listens on the port.
+fn is_listening(sockets: &str, port: u16) -> bool {
+    const LISTEN: &str = "0A";
+    let suffix = format!(":{port:04X}");
+    sockets.lines().any(|line| {
+        let mut cells = line.split_whitespace().skip(1);
+        cells.next().is_some_and(|local| local.ends_with(&suffix)) && cells.nth(1) == Some(LISTEN)
+    })
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         // The group, so that workers end too. Its number is not reused while a member lives.
         let _ = killpg(self.pid, Signal::SIGKILL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_listening_sockets_count() {
+        let sockets = "  sl  local_address rem_address   st tx_queue\n   \
+             0: 0100007F:1F90 00000000:0000 0A 00000000:00000000\n   \
+             1: 0100007F:1F91 0100007F:0050 01 00000000:00000000\n   \
+             2: 00000000000000000000000000000000:0051 00000000000000000000000000000000:0000 0A 0\n";
+        assert!(is_listening(sockets, 8_080) && is_listening(sockets, 0x51));
+        assert!(!is_listening(sockets, 8_081), "it is connected");
+        assert!(!is_listening(sockets, 0x50) && !is_listening("", 1));
     }
 }

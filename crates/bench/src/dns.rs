@@ -243,7 +243,7 @@ async fn with_envoy(
         "--use-dynamic-base-id".into(),
     ];
     let command: Vec<_> = std::iter::once(program.as_os_str().to_owned()).chain(options).collect();
-    let scheduling = Scheduling { realtime: false, first: false, cpus: None };
+    let scheduling = Scheduling::default();
     let mut envoy = Running::start("envoy", &command, folder, scheduling)?;
     envoy.ready(ENVOY_ADMIN).await?;
     tokio::time::sleep(SETTLE).await;

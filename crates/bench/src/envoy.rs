@@ -4,6 +4,8 @@
 //! client's sidecar retries as Istio does by default. Both count gRPC calls, have Istio's fault and CORS filters, keep
 //! metrics and have an admin page.
 
+use std::net::{Ipv4Addr, SocketAddr};
+
 use serde_json::{Value, json};
 
 use crate::{
@@ -19,7 +21,7 @@ pub(crate) fn bootstrap(node: &Node<'_>) -> Value {
     let clusters: Vec<Value> = clusters.chain(collector(node)).collect();
     json!({
         "node": { "id": "sidecar~10.0.0.1~a.default~default.svc.cluster.local", "cluster": "a.default" },
-        "admin": { "address": address(node.admin) },
+        "admin": { "address": address(local(node.admin)) },
         "static_resources": { "listeners": [listener(node)], "clusters": clusters },
     })
 }
@@ -60,8 +62,11 @@ fn listener(node: &Node<'_>) -> Value {
 /// Returns a cluster: number 0, which is used, or one of the unused ones.
 fn cluster(node: &Node<'_>, number: u16) -> Value {
     let many = 100_000;
-    let (name, port) =
-        if number == 0 { ("up".to_owned(), node.upstream) } else { (format!("other-{number}"), number) };
+    let (name, endpoint) = if number == 0 {
+        ("up".to_owned(), node.upstream)
+    } else {
+        (format!("other-{number}"), local(number))
+    };
     let mut cluster = json!({
         "name": name,
         "type": "STATIC",
@@ -69,7 +74,7 @@ fn cluster(node: &Node<'_>, number: u16) -> Value {
         "lb_policy": "LEAST_REQUEST",
         "load_assignment": {
             "cluster_name": name,
-            "endpoints": [{ "lb_endpoints": [{ "endpoint": { "address": address(port) } }] }],
+            "endpoints": [{ "lb_endpoints": [{ "endpoint": { "address": address(endpoint) } }] }],
         },
         "circuit_breakers": { "thresholds": [{
             "max_connections": many, "max_pending_requests": many, "max_requests": many, "max_retries": many,
@@ -96,7 +101,7 @@ fn collector(node: &Node<'_>) -> Option<Value> {
         "connect_timeout": "5s",
         "load_assignment": {
             "cluster_name": "collector",
-            "endpoints": [{ "lb_endpoints": [{ "endpoint": { "address": address(port) } }] }],
+            "endpoints": [{ "lb_endpoints": [{ "endpoint": { "address": address(local(port)) } }] }],
         },
         "typed_extension_protocol_options": http2(),
     }))
@@ -233,8 +238,12 @@ fn tls(node: &Node<'_>, kind: &str, mut settings: Value) -> Value {
     })
 }
 
-fn address(port: u16) -> Value {
-    json!({ "socket_address": { "address": "127.0.0.1", "port_value": port } })
+fn local(port: u16) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, port).into()
+}
+
+fn address(of: SocketAddr) -> Value {
+    json!({ "socket_address": { "address": of.ip(), "port_value": of.port() } })
 }
 
 fn typed(message: &str, mut settings: Value) -> Value {

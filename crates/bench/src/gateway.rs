@@ -293,7 +293,7 @@ impl Gateway {
         if let Some(envoy) = envoy {
             command.extend(["--envoy".into(), envoy.as_os_str().to_owned()]);
         }
-        let scheduling = Scheduling { realtime: false, first: false, cpus: None };
+        let scheduling = Scheduling::default();
         let running = Running::start("gateway", &command, folder, scheduling)?;
         Ok(Self { running, is_parent: envoy.is_some() })
     }

@@ -115,7 +115,7 @@ async fn take(
     for (index, turn) in turns.iter().enumerate() {
         let program = turn.series.peer.and_then(|peer| peers.iter().find(|(other, _)| *other == peer));
         let program = program.map(|(peer, program)| (*peer, program.as_path()));
-        let (shape, load) = shape_and_load(settings, *turn);
+        let (shape, load) = shape_and_load(settings, turn.series, turn.connections);
         let measured = topology::measure(setup, shape, program, load).await;
         let done = u32::try_from(index + 1).unwrap_or(u32::MAX);
         let left = u32::try_from(turns.len()).unwrap_or(u32::MAX) - done;
@@ -126,7 +126,7 @@ async fn take(
             turn.round,
             turn.connections,
             turn.series,
-            measured.as_ref().map_or_else(|error| format!("failed: {error:#}"), short),
+            measured.as_ref().map_or_else(|error| format!("failed: {error:#}"), Measurement::short),
         ));
         let (measurement, error) = match measured {
             Ok(measurement) => (Some(measurement), None),
@@ -147,9 +147,14 @@ fn duration(settings: &LatencySettings) -> Duration {
     Duration::from_secs_f64(settings.seconds + settings.warmup) + OVERHEAD
 }
 
-fn shape_and_load(settings: &LatencySettings, turn: LatencyTurn) -> (Shape, Load) {
+/// Returns the sidecars and the load of a turn.
+pub(crate) fn shape_and_load(
+    settings: &LatencySettings,
+    series: Series,
+    connections: usize,
+) -> (Shape, Load) {
     let shape = Shape {
-        topology: turn.series.topology,
+        topology: series.topology,
         protocol: Protocol::Http1,
         workers: settings.workers,
         pinned: false,
@@ -157,13 +162,13 @@ fn shape_and_load(settings: &LatencySettings, turn: LatencyTurn) -> (Shape, Load
         resumption: false,
         clusters: 1,
         rewrites: false,
-        access_log: turn.series.access_log,
-        connections: turn.connections,
+        access_log: series.access_log,
+        connections,
     };
     let load = Load {
         target: ([127, 0, 0, 1], 0).into(),
         traffic: Traffic::Http1,
-        connections: turn.connections,
+        connections,
         schedule: Some(Schedule::per_second(settings.qps)),
         payload: settings.payload,
         warmup: Duration::from_secs_f64(settings.warmup),
@@ -196,20 +201,6 @@ fn plan(settings: &LatencySettings, peers: &[Peer]) -> Vec<LatencyTurn> {
         }
     }
     turns
-}
-
-fn short(measurement: &Measurement) -> String {
-    let latency = &measurement.latency_us;
-    let costs = measurement.parts.iter().map(|(part, cost)| format!("{part} {:.1}", cost.cpu_us_per_request));
-    let costs: Vec<String> = costs.collect();
-    format!(
-        "P50 {:.0} P99 {:.0} P99.9 {:.0} µs; CPU µs/request {}; others' CPUs {:.2}",
-        latency.p50,
-        latency.p99,
-        latency.p99_9,
-        costs.join(", "),
-        measurement.other_cpus
-    )
 }
 
 fn settings(args: &LatencyArgs) -> LatencySettings {

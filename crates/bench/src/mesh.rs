@@ -101,7 +101,7 @@ pub(crate) async fn measure(
     let folder = tempfile::Builder::new().prefix("skysail-bench-").tempdir()?;
     fs::write(folder.path().join("mesh.yaml"), &deployment.objects)?;
     let name = format!("bench-{}", std::process::id());
-    let scheduling = Scheduling { realtime: false, first: false, cpus: None };
+    let scheduling = Scheduling::default();
     let command = up(deployment, programs, (&name, load.window));
     let began = Instant::now();
     let mut mesh = Running::start("mesh", &command, folder.path(), scheduling)?;

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::SocketAddr,
     path::{Path, PathBuf},
 };
 
@@ -42,12 +43,12 @@ pub(crate) enum Role {
     Server,
 }
 
-/// Settings of a sidecar. All ports are on 127.0.0.1.
+/// Settings of a sidecar. Ports without an address are on 127.0.0.1.
 #[derive(Debug)]
 pub(crate) struct Node<'a> {
     pub(crate) role: Role,
-    pub(crate) listen: u16,
-    pub(crate) upstream: u16,
+    pub(crate) listen: SocketAddr,
+    pub(crate) upstream: SocketAddr,
     pub(crate) admin: u16,
     /// Mutual TLS to or from the other sidecar.
     pub(crate) mtls: bool,

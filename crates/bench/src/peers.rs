@@ -169,7 +169,7 @@ impl Peer {
                 vec!["-p".into(), node.folder.into(), "-c".into(), file.into_os_string()]
             }
             Self::Relay => {
-                let [listen, upstream] = [node.listen, node.upstream].map(|port| format!("127.0.0.1:{port}"));
+                let [listen, upstream] = [node.listen, node.upstream].map(|address| address.to_string());
                 ["bench", "relay", "--listen", &listen, "--upstream", &upstream].map(OsString::from).into()
             }
         };
@@ -226,8 +226,8 @@ mod tests {
         let certificates = Certificates::make(folder.path()).unwrap();
         let node = Node {
             role: Role::Server,
-            listen: 1,
-            upstream: 2,
+            listen: ([127, 0, 0, 1], 1).into(),
+            upstream: ([127, 0, 0, 1], 2).into(),
             admin: 3,
             mtls: true,
             protocol: Protocol::Http1,

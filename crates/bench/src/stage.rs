@@ -20,7 +20,7 @@ use crate::{
     namespace,
     peers::{Peer, PeerPrograms},
     report::{Machine, Program},
-    topology::Setup,
+    topology::{HostPair, Setup},
 };
 
 /// Settings of the turns.
@@ -173,6 +173,7 @@ impl Stage {
             certificates: Certificates::make(folder.path())?,
             realtime: scheduling.is_ok(),
             under: Vec::new(),
+            hosts: HostPair::default(),
         };
         let machine = machine(scheduling.err().as_deref(), &network, None);
         Ok(Self { setup, machine, _folder: folder })

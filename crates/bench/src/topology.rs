@@ -5,12 +5,15 @@ use std::{
     collections::BTreeMap,
     ffi::OsString,
     net::{Ipv4Addr, SocketAddr, TcpListener},
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
 use anyhow::{Context as _, bail, ensure};
 use hdrhistogram::Histogram;
+use nix::sched::CpuSet;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
@@ -69,8 +72,32 @@ impl Topology {
     }
 }
 
+/// Network of a side: its address, and its namespace.
+#[derive(Clone, Debug)]
+pub(crate) struct Host {
+    /// Address at which the other side reaches it.
+    pub(crate) address: Ipv4Addr,
+    /// That of the benchmark if `None`.
+    pub(crate) namespace: Option<Arc<OwnedFd>>,
+}
+
+impl Default for Host {
+    fn default() -> Self {
+        Self { address: Ipv4Addr::LOCALHOST, namespace: None }
+    }
+}
+
+/// Networks of client and server, each with its sidecar. Default: all on the loopback of the benchmark.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HostPair {
+    pub(crate) client: Host,
+    pub(crate) server: Host,
+    /// Network namespaces between them, which exist as long as this value.
+    pub(crate) _nodes: Vec<Arc<OwnedFd>>,
+}
+
 /// Settings that all turns share.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Setup {
     /// This program, which is also the server.
     pub(crate) executable: PathBuf,
@@ -80,6 +107,7 @@ pub(crate) struct Setup {
     pub(crate) realtime: bool,
     /// Program and arguments under which the sidecar nearest to the client runs; empty for none.
     pub(crate) under: Vec<OsString>,
+    pub(crate) hosts: HostPair,
 }
 
 /// Settings of a turn.
@@ -157,6 +185,23 @@ pub(crate) struct Measurement {
     pub(crate) log_entries: BTreeMap<String, u64>,
 }
 
+impl Measurement {
+    /// Returns the most important figures, for a line of progress.
+    pub(crate) fn short(&self) -> String {
+        let latency = &self.latency_us;
+        let costs = self.parts.iter().map(|(part, cost)| format!("{part} {:.1}", cost.cpu_us_per_request));
+        let costs: Vec<String> = costs.collect();
+        format!(
+            "P50 {:.0} P99 {:.0} P99.9 {:.0} µs; CPU µs/request {}; others' CPUs {:.2}",
+            latency.p50,
+            latency.p99,
+            latency.p99_9,
+            costs.join(", "),
+            self.other_cpus
+        )
+    }
+}
+
 /// Share of failed requests above which a turn fails.
 const MAX_LOST_SHARE: f64 = 0.01;
 /// Pause for the sidecars to end their start-up work.
@@ -187,7 +232,7 @@ pub(crate) struct RunningTopology {
     logs: Vec<SidecarLog>,
     /// Address to which the client connects.
     pub(crate) entry: SocketAddr,
-    /// Scheduling of the client.
+    /// Scheduling and network of the client.
     scheduling: Scheduling,
     shape: Shape,
 }
@@ -201,26 +246,35 @@ impl RunningTopology {
     ) -> anyhow::Result<Self> {
         let (proxies, ends) =
             if shape.pinned { cpus::split().map(|(a, b)| (Some(a), Some(b)))? } else { (None, None) };
-        let scheduling = Scheduling { realtime: setup.realtime, first: false, cpus: ends };
-        let beside = if shape.client_alone {
-            Scheduling { first: true, cpus: proxies, ..scheduling }
-        } else {
-            scheduling
+        let HostPair { client, server, .. } = &setup.hosts;
+        let on = |host: &Host, first: bool, cpus: Option<CpuSet>| Scheduling {
+            realtime: setup.realtime,
+            first,
+            cpus,
+            network: host.namespace.clone(),
         };
+        let beside = if shape.client_alone { on(server, true, proxies) } else { on(server, false, ends) };
         let ports = free_ports(7)?;
-        let mut parts = vec![start_server(setup, shape.protocol, beside, ports[0]).await?];
-        let (mut upstream, mut logs) = (ports[0], Vec::new());
         let sidecars = shape.topology.sidecars();
+        // What has no sidecar in front of it is reached at the address of its host.
+        let is_behind = sidecars.contains(&Role::Server);
+        let mut upstream =
+            SocketAddr::from((if is_behind { Ipv4Addr::LOCALHOST } else { server.address }, ports[0]));
+        let mut parts = vec![start_server(setup, shape.protocol, beside, upstream).await?];
+        let mut logs = Vec::new();
         for (index, role) in sidecars.iter().rev().enumerate() {
             let Some((peer, program)) = peer else { bail!("{} needs a peer", shape.topology.name()) };
-            let name = if *role == Role::Client { "client-proxy" } else { "server-proxy" };
-            let scheduling = Scheduling { cpus: proxies, ..scheduling };
+            let (name, host, address) = match role {
+                Role::Client => ("client-proxy", client, Ipv4Addr::LOCALHOST),
+                Role::Server => ("server-proxy", server, server.address),
+            };
+            let scheduling = on(host, false, proxies);
             let StartedLog { log, stdout, collector } = SidecarLog::start(
                 shape.access_log,
                 name,
                 ports[5 + index],
                 (&setup.executable, &setup.folder),
-                scheduling,
+                scheduling.clone(),
             )
             .await?;
             parts.extend(collector);
@@ -228,7 +282,7 @@ impl RunningTopology {
             logs.extend(log);
             let node = Node {
                 role: *role,
-                listen: ports[1 + 2 * index],
+                listen: (address, ports[1 + 2 * index]).into(),
                 upstream,
                 admin: ports[2 + 2 * index],
                 mtls: matches!(shape.topology, Topology::ServerMtls | Topology::BothSidecars),
@@ -250,12 +304,12 @@ impl RunningTopology {
             }
             let streams = Streams { stdin: None, stdout };
             let mut proxy = Running::start_with(name, &command, &setup.folder, scheduling, streams)?;
-            proxy.ready(node.listen).await?;
+            proxy.ready(node.listen.port()).await?;
             upstream = node.listen;
             parts.push(proxy);
         }
-        let entry = SocketAddr::from((Ipv4Addr::LOCALHOST, upstream));
-        Ok(Self { parts, logs, entry, scheduling, shape })
+        let scheduling = on(client, false, ends);
+        Ok(Self { parts, logs, entry: upstream, scheduling, shape })
     }
 
     /// Returns the TLS settings of the client, if it uses TLS.
@@ -269,7 +323,7 @@ impl RunningTopology {
         &self,
         run: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
     ) -> anyhow::Result<T> {
-        let scheduling = self.scheduling;
+        let scheduling = self.scheduling.clone();
         let (done, result) = tokio::sync::oneshot::channel();
         std::thread::Builder::new().name("load".to_owned()).spawn(move || {
             // The receiver is gone if the benchmark is being ended.
@@ -319,13 +373,13 @@ async fn start_server(
     setup: &Setup,
     protocol: Protocol,
     scheduling: Scheduling,
-    port: u16,
+    address: SocketAddr,
 ) -> anyhow::Result<Running> {
     let mut command = vec![setup.executable.clone().into_os_string()];
     command.extend(["bench", "serve", "--protocol", protocol.name(), "--listen"].map(OsString::from));
-    command.push(format!("127.0.0.1:{port}").into());
+    command.push(address.to_string().into());
     let mut server = Running::start("server", &command, &setup.folder, scheduling)?;
-    server.ready(port).await?;
+    server.ready(address.port()).await?;
     Ok(server)
 }
 
@@ -355,7 +409,7 @@ async fn observe(load: Load, standing: &RunningTopology) -> anyhow::Result<(Meas
         Ok(Sample { at: clock::now(), cpu: cpu?, client, ticks: accounting::ticks() })
     };
     let (sender, mut moments) = mpsc::unbounded_channel();
-    let scheduling = standing.scheduling;
+    let scheduling = standing.scheduling.clone();
     let driver = std::thread::Builder::new().name("load".to_owned()).spawn(move || {
         scheduling.apply()?;
         load::drive(&load, |moment| {

@@ -48,7 +48,7 @@ impl Server {
         // All sidecars have the same address.
         command.extend(["--max-connections-per-address".into(), "0".into()]);
         command.extend_from_slice(further);
-        let scheduling = Scheduling { realtime: false, first: false, cpus: None };
+        let scheduling = Scheduling::default();
         let start = Instant::now();
         let mut running = Running::start("control", &command, folder, scheduling)?;
         running.ready(plain_port).await?;

@@ -40,8 +40,8 @@ pub(super) fn configuration(node: &Node<'_>) -> String {
          ssl-default-server-options ssl-min-ver TLSv1.3\n  \
          ssl-default-server-ciphersuites TLS_AES_128_GCM_SHA256\n\
          defaults\n  {mode}\n  timeout connect 5s\n  timeout client 300s\n  timeout server 300s\n\
-         frontend f\n  bind 127.0.0.1:{listen}{bind}\n  default_backend b\n\
-         backend b\n  server s 127.0.0.1:{upstream}{server}\n",
+         frontend f\n  bind {listen}{bind}\n  default_backend b\n\
+         backend b\n  server s {upstream}{server}\n",
         node.connections.max(4_000)
     );
     for number in 1..node.clusters {

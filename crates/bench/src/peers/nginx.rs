@@ -52,8 +52,8 @@ pub(super) fn configuration(node: &Node<'_>) -> String {
     );
     if node.protocol == Protocol::Tcp {
         return format!(
-            "{start}stream {{ server {{ listen 127.0.0.1:{listen} reuseport backlog=4096; \
-             proxy_buffer_size 64k; proxy_pass 127.0.0.1:{upstream}; }} }}\n"
+            "{start}stream {{ server {{ listen {listen} reuseport backlog=4096; \
+             proxy_buffer_size 64k; proxy_pass {upstream}; }} }}\n"
         );
     }
     let mut clusters = String::new();
@@ -67,9 +67,9 @@ pub(super) fn configuration(node: &Node<'_>) -> String {
          client_body_temp_path {folder}/{side}-b; proxy_temp_path {folder}/{side}-p;\n  \
          fastcgi_temp_path {folder}/{side}-f; uwsgi_temp_path {folder}/{side}-u; scgi_temp_path {folder}/{side}-s;\n\
          {clusters}  \
-         upstream u {{ server 127.0.0.1:{upstream}; keepalive 256; keepalive_requests 1000000000; \
+         upstream u {{ server {upstream}; keepalive 256; keepalive_requests 1000000000; \
          keepalive_timeout 300s; }}\n  \
-         server {{ listen 127.0.0.1:{listen}{ssl} reuseport backlog=4096; {tls_in}\n    \
+         server {{ listen {listen}{ssl} reuseport backlog=4096; {tls_in}\n    \
          location / {{ proxy_pass {scheme}://u; proxy_http_version 1.1; proxy_set_header Connection \"\"; \
          proxy_set_header Host $host; {tls_out} }} }} }}\n"
     )
