@@ -51,6 +51,7 @@ mod envoy;
 mod foreign_load;
 mod layout;
 mod namespace;
+mod network;
 mod node;
 mod plot;
 mod schedule;

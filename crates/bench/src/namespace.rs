@@ -1,13 +1,14 @@
-//! A network namespace for the benchmark, without the machine's traffic and firewall rules.
+//! Network namespaces for the benchmark, without the machine's traffic and firewall rules.
 
 use std::{
     fs, io,
-    os::fd::{AsRawFd as _, OwnedFd},
+    os::fd::{AsFd, AsRawFd as _, OwnedFd},
+    thread,
 };
 
 use nix::{
     libc,
-    sched::{CloneFlags, unshare},
+    sched::{CloneFlags, setns, unshare},
     sys::socket::{
         AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, socket,
     },
@@ -28,6 +29,45 @@ pub(crate) fn enter() -> io::Result<()> {
         fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
         fs::write("/proc/self/gid_map", format!("{group} {group} 1"))?;
     }
+    set_up()
+}
+
+/// Creates a network namespace with `lo` up. The kernel removes it, with all its links, when the descriptor is closed and
+/// no process is in it; so nothing is left behind however the benchmark ends.
+///
+/// # Errors
+/// The kernel does not permit it.
+pub(crate) fn create() -> io::Result<OwnedFd> {
+    on_own_thread(|| {
+        unshare(CloneFlags::CLONE_NEWNET)?;
+        set_up()?;
+        Ok(fs::File::open("/proc/thread-self/ns/net")?.into())
+    })
+}
+
+/// Runs a function on a thread in this namespace. Its child processes are in the namespace too.
+///
+/// # Errors
+/// Those of the function, or the namespace cannot be entered.
+pub(crate) fn within<T: Send, E: From<io::Error> + Send>(
+    namespace: impl AsFd + Send,
+    run: impl FnOnce() -> Result<T, E> + Send,
+) -> Result<T, E> {
+    on_own_thread(|| {
+        setns(namespace, CloneFlags::CLONE_NEWNET).map_err(io::Error::from)?;
+        run()
+    })
+}
+
+fn on_own_thread<T: Send, E: From<io::Error> + Send>(
+    run: impl FnOnce() -> Result<T, E> + Send,
+) -> Result<T, E> {
+    let result = thread::scope(|scope| scope.spawn(run).join());
+    result.unwrap_or_else(|_| Err(io::Error::other("a thread in a network namespace panicked").into()))
+}
+
+/// Sets up the new namespace of this thread.
+fn set_up() -> io::Result<()> {
     loopback_up()?;
     // The machine's congestion control may pace packets by timers (bbr), which only adds latency on loopback. If the
     // namespace may not change it, the machine's remains.

@@ -339,6 +339,41 @@ fn a_tiny_scenario_of_a_mesh_measures_it_with_and_without_sidecars() {
 }
 
 #[test]
+fn a_tiny_scenario_of_networks_measures_those_of_the_kernel_and_names_the_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let printed = tiny(folder.path(), "networks");
+    assert_eq!(printed["violations"], serde_json::json!([]));
+    let runs = printed["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 14, "seven networks without sidecars and with those of skysail");
+    for run in runs {
+        let (network, peer) = run["case"].as_str().unwrap().split_once('/').unwrap();
+        assert!(run["error"].is_null(), "{run}");
+        if let Some(reason) = run["unavailable"].as_str() {
+            assert!(matches!(network, "ipvlan" | "wireguard" | "far"), "{run}");
+            assert!(reason.starts_with(&format!("network {network}: the ")), "{run}");
+            continue;
+        }
+        let counts = ["requests", "unanswered", "refused"].map(|name| run[name].as_u64().unwrap());
+        assert_eq!(counts, [100, 0, 0], "{run}");
+        let latency = ["p50", "p90", "p99", "p99_9"].map(|name| run["latency_us"][name].as_f64().unwrap());
+        assert!(latency[0] > 0.0 && latency.is_sorted(), "{run}");
+        assert!(network != "far" || latency[0] >= 2_000.0, "1 ms in each direction: {run}");
+        for part in ["client-proxy", "server-proxy"] {
+            let cpu = run["parts"][part]["cpu_us_per_request"].as_f64().unwrap_or_default();
+            assert_eq!(cpu > 0.0, peer.starts_with("skysail"), "{run}");
+        }
+    }
+    let drawn = bench(folder.path(), &["report", "results", "--html", "page.html"]);
+    assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
+    let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
+    assert!(page.contains(">vxlan/skysail/4</text>") && page.contains("Istio add-on of AKS"), "{page}");
+    let result = "results/networks.json";
+    let compared = bench(folder.path(), &["diff", result, result]);
+    let text = String::from_utf8_lossy(&compared.stdout);
+    assert!(compared.status.success() && text.contains("| bridge/skysail/4 "), "{text}");
+}
+
+#[test]
 fn a_tiny_scenario_of_generation_measures_all_inputs_in_process() {
     let folder = tempfile::tempdir().unwrap();
     let printed = tiny(folder.path(), "generation");

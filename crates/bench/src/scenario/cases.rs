@@ -85,8 +85,13 @@ pub(super) trait CaseStudy: Clone + Debug + Serialize + DeserializeOwned {
     /// Returns the title of a group.
     fn group_title(group: Self::Group) -> &'static str;
 
-    /// Returns the plots of a group. The figures of a plot are the parts of its bars.
+    /// Returns the plots of a group. The figures of a plot are the parts of its bars, or have bars of their own.
     fn plots(group: Self::Group) -> Vec<Vec<&'static Figure>>;
+
+    /// Returns true if the figures of a plot add up, so that they are the parts of one bar.
+    fn are_parts(_: Self::Group) -> bool {
+        true
+    }
 
     /// Returns the figures of a turn by name.
     fn metrics(measurement: &Self::Measurement) -> BTreeMap<String, f64>;
@@ -96,6 +101,37 @@ pub(super) trait CaseStudy: Clone + Debug + Serialize + DeserializeOwned {
 
     /// Returns the method of measurement.
     fn method(&self, settings: &CaseSettings<Self::Case>) -> String;
+}
+
+/// Conditions that a result of a study with requests must meet.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CaseAcceptance {
+    /// Maximum share of failed requests of each turn, in percent. Default: 0.
+    #[serde(default)]
+    failed_percent: f64,
+    /// Maximum medians. They are checked only in the size `default`.
+    #[serde(default)]
+    pub(super) limits: Vec<CaseLimit>,
+}
+
+impl CaseAcceptance {
+    /// Checks the bounds, with these figures and cases.
+    pub(super) fn check<'a>(
+        &self,
+        figures: impl Iterator<Item = &'a Figure> + Clone,
+        cases: &[&str],
+    ) -> Checked {
+        within("acceptance.failed_percent", self.failed_percent, 0.0, 100.0)?;
+        check_limits(&self.limits, figures, cases, "case")
+    }
+
+    /// Returns why a turn with these numbers of requests is not accepted.
+    pub(super) fn violation(&self, failed: u64, requests: u64) -> Option<String> {
+        let most = self.failed_percent;
+        (failed as f64 * 100.0 > most * requests as f64)
+            .then(|| format!("{failed} of {requests} requests failed, at most {most} % may fail,"))
+    }
 }
 
 /// Maximum of the median of a figure.

@@ -140,6 +140,7 @@ pub(crate) fn diff(args: &DiffArgs) -> anyhow::Result<bool> {
         (AnyResult::Generation(first), AnyResult::Generation(second)) => cases::diff(args, &first, &second),
         (AnyResult::Mesh(first), AnyResult::Mesh(second)) => cases::diff(args, &first, &second),
         (AnyResult::Command(first), AnyResult::Command(second)) => cases::diff(args, &first, &second),
+        (AnyResult::Networks(first), AnyResult::Networks(second)) => cases::diff(args, &first, &second),
         _ => bail!("A and B are results of different studies; compare results of the same scenario"),
     }
 }

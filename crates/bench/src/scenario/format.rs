@@ -36,6 +36,8 @@ pub(super) enum Study {
     Control,
     /// DNS queries, with `skysail bench dns`.
     Dns,
+    /// Requests through sidecars over networks of several kinds.
+    Networks,
 }
 
 impl Study {
@@ -279,6 +281,24 @@ pub(super) struct PublishedRow {
     pub(super) metrics: BTreeMap<String, f64>,
 }
 
+impl ScenarioLoad {
+    /// Returns the settings of a run of this size with all topologies and no access logs. `rounds` replaces the number of
+    /// the size.
+    pub(super) fn settings(&self, size: &RunSize, rounds: Option<u32>, workers: u32) -> LatencySettings {
+        LatencySettings {
+            topologies: Topology::ALL.to_vec(),
+            connections: size.connections.as_ref().unwrap_or(&self.connections).clone(),
+            qps: size.rate.unwrap_or(self.rate),
+            seconds: size.seconds,
+            warmup: size.warmup,
+            payload: self.payload as usize,
+            rounds: rounds.unwrap_or(size.rounds),
+            workers,
+            access_logs: access_log::only_none(),
+        }
+    }
+}
+
 impl Limit {
     /// Returns the turns to which the limit applies.
     pub(super) fn series(&self) -> Series {
@@ -297,16 +317,11 @@ impl Scenario {
     /// Returns the settings of a run. `rounds` replaces the number in the file.
     pub(super) fn settings(&self, size: SizeName, rounds: Option<u32>) -> LatencySettings {
         let size = self.sizes.of(size);
+        let Configuration { workers, access_logs } = &self.configuration;
         LatencySettings {
             topologies: self.topologies.clone(),
-            connections: size.connections.as_ref().unwrap_or(&self.load.connections).clone(),
-            qps: size.rate.unwrap_or(self.load.rate),
-            seconds: size.seconds,
-            warmup: size.warmup,
-            payload: self.load.payload as usize,
-            rounds: rounds.unwrap_or(size.rounds),
-            workers: self.configuration.workers,
-            access_logs: self.configuration.access_logs.clone(),
+            access_logs: access_logs.clone(),
+            ..self.load.settings(size, rounds, *workers)
         }
     }
 
@@ -327,19 +342,7 @@ impl Scenario {
             "must contain baseline, because `measure` has added-latency".to_owned()
         })?;
         within("configuration.workers", f64::from(self.configuration.workers), 1.0, 256.0)?;
-        within("load.rate", f64::from(self.load.rate), 1.0, 1e6)?;
-        within("load.payload", f64::from(self.load.payload), 0.0, 524_288.0)?;
-        connections("load.connections", &self.load.connections)?;
-        for (name, size) in [("default", &self.sizes.default), ("tiny", &self.sizes.tiny)] {
-            let field = |field: &str| format!("sizes.{name}.{field}");
-            within(&field("rounds"), f64::from(size.rounds), 1.0, f64::from(MAX_ROUNDS))?;
-            within(&field("seconds"), size.seconds, 0.1, 3_600.0)?;
-            within(&field("warmup"), size.warmup, 0.1, 3_600.0)?;
-            within(&field("rate"), f64::from(size.rate.unwrap_or(1)), 1.0, 1e6)?;
-            size.connections
-                .as_ref()
-                .map_or(Ok(()), |numbers| connections(&field("connections"), numbers))?;
-        }
+        check_load(&self.load, &self.sizes)?;
         self.check_acceptance()?;
         self.check_published()
     }
@@ -412,6 +415,22 @@ impl Scenario {
         }
         Ok(())
     }
+}
+
+/// Checks the load of a scenario, and its sizes.
+pub(super) fn check_load(load: &ScenarioLoad, sizes: &Sizes) -> Checked {
+    within("load.rate", f64::from(load.rate), 1.0, 1e6)?;
+    within("load.payload", f64::from(load.payload), 0.0, 524_288.0)?;
+    connections("load.connections", &load.connections)?;
+    for (name, size) in [("default", &sizes.default), ("tiny", &sizes.tiny)] {
+        let field = |field: &str| format!("sizes.{name}.{field}");
+        within(&field("rounds"), f64::from(size.rounds), 1.0, f64::from(MAX_ROUNDS))?;
+        within(&field("seconds"), size.seconds, 0.1, 3_600.0)?;
+        within(&field("warmup"), size.warmup, 0.1, 3_600.0)?;
+        within(&field("rate"), f64::from(size.rate.unwrap_or(1)), 1.0, 1e6)?;
+        size.connections.as_ref().map_or(Ok(()), |numbers| connections(&field("connections"), numbers))?;
+    }
+    Ok(())
 }
 
 fn connections(field: &str, numbers: &[usize]) -> Checked {

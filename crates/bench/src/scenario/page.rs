@@ -100,6 +100,7 @@ pub(super) fn section_of(result: &AnyResult, further: &[Published], figures: &mu
         AnyResult::Generation(result) => cases::section(result, figures),
         AnyResult::Mesh(result) => cases::section(result, figures),
         AnyResult::Command(result) => cases::section(result, figures),
+        AnyResult::Networks(result) => cases::section(result, figures),
     }
 }
 

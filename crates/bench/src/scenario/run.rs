@@ -17,13 +17,14 @@ use super::{
     format::{Limit, MAX_ROUNDS, Scenario, SizeName},
     generation::{self, GenerationScenario},
     mesh::{self, MeshScenario},
+    networks,
     study::AnyScenario,
     table,
 };
 use crate::{
-    html, latency,
+    html, latency, network,
     peers::Peer,
-    report::LatencyReport,
+    report::{LatencyReport, Machine},
     results::{self, ResultFile},
     stage::{self, Environment, Output},
 };
@@ -93,8 +94,8 @@ impl PreparedCases {
     }
 }
 
-/// Runs scenarios; those of traffic last, because they change scheduling and network of this process. Returns true if
-/// all turns succeeded and all results are accepted.
+/// Runs scenarios; those of networks and of traffic last, because they change scheduling and network of this process.
+/// Returns true if all turns succeeded and all results are accepted.
 ///
 /// # Errors
 /// A scenario is invalid, a peer is missing, or a result cannot be written. Scenarios, peers and the folder are checked
@@ -103,7 +104,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
     let scenarios: anyhow::Result<Vec<AnyScenario>> =
         args.scenarios.iter().map(|given| AnyScenario::read(&file_of(given))).collect();
     let folder = args.results.clone().unwrap_or_else(default_folder);
-    let (mut of_traffic, mut of_cases) = (Vec::new(), Vec::new());
+    let (mut of_traffic, mut of_networks, mut of_cases) = (Vec::new(), Vec::new(), Vec::new());
     for scenario in scenarios? {
         match scenario {
             AnyScenario::Traffic(scenario) => {
@@ -123,6 +124,12 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
                 let file = ResultFile::in_folder(&folder, &scenario.name)?;
                 of_cases.push((PreparedCases::Mesh(scenario, peers), file));
             }
+            AnyScenario::Networks(scenario) => {
+                network::check().with_context(|| scenario.name.clone())?;
+                let peers = args.environment.programs(&scenario.peers)?;
+                let file = ResultFile::in_folder(&folder, &scenario.name)?;
+                of_networks.push((scenario, peers, file));
+            }
             AnyScenario::Command(scenario) => {
                 let program = args.environment.own_program(&scenario.name)?;
                 let file = ResultFile::in_folder(&folder, &scenario.name)?;
@@ -138,10 +145,20 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
             return Ok(false);
         }
     }
-    if of_traffic.is_empty() {
+    if of_traffic.is_empty() && of_networks.is_empty() {
         return Ok(is_good);
     }
     let stage = args.environment.stage()?;
+    for (scenario, peers, file) in of_networks {
+        let machine = Machine { network: "namespaces of pods and nodes".to_owned(), ..stage.machine.clone() };
+        let place = (&stage.setup, machine);
+        let result = networks::run(scenario, args.size, args.rounds, &peers, place)?;
+        let (is_accepted, interrupted) = publish_cases(&result, file, args.environment.output)?;
+        is_good &= is_accepted;
+        if interrupted {
+            return Ok(false);
+        }
+    }
     for PreparedScenario { scenario, peers, file } in of_traffic {
         let settings = scenario.settings(args.size, args.rounds);
         let mut report = latency::new_report(BENCHMARK, settings, &peers, stage.machine.clone());

@@ -210,6 +210,7 @@ impl StoredResult {
             AnyResult::Generation(result) => facts_of_cases(result),
             AnyResult::Mesh(result) => facts_of_cases(result),
             AnyResult::Command(result) => facts_of_cases(result),
+            AnyResult::Networks(result) => facts_of_cases(result),
         }
     }
 
@@ -228,6 +229,7 @@ impl StoredResult {
             AnyResult::Generation(result) => values_of_cases(result),
             AnyResult::Mesh(result) => values_of_cases(result),
             AnyResult::Command(result) => values_of_cases(result),
+            AnyResult::Networks(result) => values_of_cases(result),
         }
     }
 

@@ -8,7 +8,7 @@ use skysail_yaml::Node;
 
 use super::{
     BENCHMARK, ScenarioResult, cases::CaseResult, command::CommandScenario, document, format::Scenario,
-    generation::GenerationScenario, mesh::MeshScenario,
+    generation::GenerationScenario, mesh::MeshScenario, networks::NetworksScenario,
 };
 use crate::results;
 
@@ -16,6 +16,8 @@ use crate::results;
 const GENERATION: &str = "generation";
 /// Value of `study` in scenarios of a mesh.
 const MESH: &str = "mesh";
+/// Value of `study` in scenarios of networks.
+const NETWORKS: &str = "networks";
 /// Values of `study` in scenarios of other benchmarks.
 const COMMANDS: [&str; 2] = ["control", "dns"];
 /// Maximum size of a result file in bytes.
@@ -27,6 +29,7 @@ pub(super) enum AnyScenario {
     Generation(GenerationScenario),
     Mesh(MeshScenario),
     Command(CommandScenario),
+    Networks(NetworksScenario),
 }
 
 /// A result of any study.
@@ -35,6 +38,7 @@ pub(super) enum AnyResult {
     Generation(Box<CaseResult<GenerationScenario>>),
     Mesh(Box<CaseResult<MeshScenario>>),
     Command(Box<CaseResult<CommandScenario>>),
+    Networks(Box<CaseResult<NetworksScenario>>),
 }
 
 impl AnyScenario {
@@ -52,6 +56,7 @@ impl AnyScenario {
         match root.get("study").and_then(Node::text) {
             Some(GENERATION) => GenerationScenario::of(root).map(Self::Generation),
             Some(MESH) => MeshScenario::of(root).map(Self::Mesh),
+            Some(NETWORKS) => NetworksScenario::of(root).map(Self::Networks),
             Some(study) if COMMANDS.contains(&study) => CommandScenario::of(root).map(Self::Command),
             _ => Scenario::of(root).map(Self::Traffic),
         }
@@ -73,6 +78,7 @@ pub(super) fn parse(text: &[u8]) -> anyhow::Result<Option<AnyResult>> {
     Ok(Some(match value["scenario"]["study"].as_str() {
         Some(GENERATION) => AnyResult::Generation(Box::new(CaseResult::of(value)?)),
         Some(MESH) => AnyResult::Mesh(Box::new(CaseResult::of(value)?)),
+        Some(NETWORKS) => AnyResult::Networks(Box::new(CaseResult::of(value)?)),
         Some(study) if COMMANDS.contains(&study) => AnyResult::Command(Box::new(CaseResult::of(value)?)),
         _ => AnyResult::Traffic(Box::new(ScenarioResult::of(value)?)),
     }))

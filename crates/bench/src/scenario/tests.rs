@@ -6,6 +6,7 @@ use super::{
     format::{Measure, Published, PublishedRow},
     generation::GenerationScenario,
     mesh::MeshScenario,
+    networks::NetworksScenario,
     study::{AnyResult, AnyScenario, parse},
     *,
 };
@@ -128,6 +129,7 @@ fn all_scenarios_of_the_repository_are_valid() {
         let (AnyScenario::Traffic(Scenario { name, .. })
         | AnyScenario::Generation(GenerationScenario { name, .. })
         | AnyScenario::Mesh(MeshScenario { name, .. })
+        | AnyScenario::Networks(NetworksScenario { name, .. })
         | AnyScenario::Command(CommandScenario { name, .. })) = &scenario;
         assert_eq!(file.file_stem().unwrap().to_str(), Some(name.as_str()), "the file has the name");
         let AnyScenario::Traffic(scenario) = scenario else { continue };

@@ -34,16 +34,22 @@ pub(in crate::scenario) fn section<S: CaseStudy>(result: &CaseResult<S>, figures
         let plots = scenario
             .groups()
             .iter()
-            .flat_map(|group| S::plots(*group).into_iter().map(move |parts| (S::group_title(*group), parts)));
-        for (title, parts) in plots {
+            .flat_map(|group| S::plots(*group).into_iter().map(move |figures| (*group, figures)));
+        for (group, of_plot) in plots {
+            let title = S::group_title(group);
+            let (svg, key) = if S::are_parts(group) {
+                (bars(&[(title, &of_plot)], &rows), format!(" Parts of the bars: {}.", key(&of_plot)))
+            } else {
+                let groups: Vec<_> =
+                    of_plot.iter().map(|figure| (figure.title, std::slice::from_ref(figure))).collect();
+                (bars(&groups, &rows), String::new())
+            };
             *figures += 1;
             // Writing to a String cannot fail.
             let _ = write!(
                 text,
-                "<figure>{}<figcaption>Figure {figures}. {title}, {}. Parts of the bars: {}. {}</figcaption></figure>",
-                bars(title, &parts, &rows),
+                "<figure>{svg}<figcaption>Figure {figures}. {title}, {}.{key} {}</figcaption></figure>",
                 escape(section),
-                key(&parts),
                 escape(&made)
             );
         }
@@ -62,22 +68,27 @@ fn class(index: usize) -> String {
     format!("peer{index}")
 }
 
-/// Plots a bar for each case. Its range is that of the sum of the minima and of the maxima.
-fn bars(title: &str, parts: &[&Figure], rows: &[&CaseSummary]) -> String {
-    let bar = |row: &&CaseSummary| {
+/// Plots a bar for each case with a value, under a title for each group of parts. The range of a bar is that of the sum
+/// of the minima and of the maxima.
+fn bars(groups: &[(&str, &[&Figure])], rows: &[&CaseSummary]) -> String {
+    let bar = |row: &CaseSummary, parts: &[&Figure]| {
         let value = |(index, figure): (usize, &&Figure)| {
             Some((class(index), row.metrics.get(figure.metric)?.divided_by(figure.unit)))
         };
         let values: Vec<(String, Spread)> = parts.iter().enumerate().filter_map(value).collect();
         let sum = |of: fn(&Spread) -> f64| values.iter().map(|(_, spread)| of(spread)).sum();
-        Bar {
+        (!values.is_empty()).then(|| Bar {
             label: row.case.clone(),
             range: (sum(|spread| spread.min), sum(|spread| spread.max)),
             parts: values.iter().map(|(class, spread)| (spread.median, class.clone())).collect(),
-        }
+        })
     };
-    let digits = parts.iter().map(|figure| figure.digits).max().unwrap_or_default();
-    plot::bars(&[(title.to_owned(), rows.iter().map(bar).collect())], digits)
+    let digits = groups.iter().flat_map(|(_, parts)| *parts).map(|figure| figure.digits).max();
+    let groups: Vec<_> = groups
+        .iter()
+        .map(|(title, parts)| ((*title).to_owned(), rows.iter().filter_map(|row| bar(row, parts)).collect()))
+        .collect();
+    plot::bars(&groups, digits.unwrap_or_default())
 }
 
 /// Returns the colours of the parts with their meaning, as HTML.

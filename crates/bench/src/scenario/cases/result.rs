@@ -10,7 +10,7 @@ use super::{CaseLimit, CaseStudy};
 use crate::{
     report::{self, Machine, Program, Spread},
     scenario::{BENCHMARK, FORMAT, format::SizeName},
-    stage,
+    stage::{self, deduplicate},
 };
 
 /// The result file; `docs/scenarios.md` describes its format.
@@ -64,6 +64,9 @@ pub(in crate::scenario) struct CaseRun<M> {
     #[serde(flatten)]
     pub(in crate::scenario) measurement: Option<M>,
     pub(in crate::scenario) error: Option<String>,
+    /// What the machine lacks for the turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::scenario) unavailable: Option<String>,
 }
 
 /// A case over the rounds.
@@ -76,7 +79,15 @@ pub(in crate::scenario) struct CaseSummary {
     /// Number of successful turns, and of failed ones.
     pub(super) rounds: usize,
     pub(super) failed: usize,
+    /// The machine lacks something for the case.
+    #[serde(skip_serializing_if = "is_false")]
+    pub(super) unavailable: bool,
     pub(in crate::scenario) metrics: BTreeMap<String, Spread>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl<S: CaseStudy> CaseResult<S> {
@@ -166,6 +177,7 @@ impl<S: CaseStudy> CaseReport<S> {
             amount: measured.map(S::amount).unwrap_or_default(),
             rounds: rounds.len(),
             failed: self.runs_of(case).filter(|run| run.error.is_some()).count(),
+            unavailable: self.runs_of(case).any(|run| run.unavailable.is_some()),
             metrics: metrics.collect(),
         }
     }
@@ -177,6 +189,13 @@ impl<S: CaseStudy> CaseReport<S> {
     /// Returns the figures of a case by name, of each successful turn.
     pub(super) fn metrics(&self, case: &str) -> Vec<BTreeMap<String, f64>> {
         self.runs_of(case).filter_map(|run| run.measurement.as_ref()).map(S::metrics).collect()
+    }
+
+    /// Returns what the machine lacks for some of the cases, each once.
+    pub(super) fn unavailable(&self) -> Vec<&str> {
+        let mut reasons: Vec<&str> = self.runs.iter().filter_map(|run| run.unavailable.as_deref()).collect();
+        deduplicate(&mut reasons);
+        reasons
     }
 
     /// Returns the sections with the rows of their cases.

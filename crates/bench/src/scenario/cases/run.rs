@@ -12,6 +12,7 @@ use super::{
     result::{CaseReport, CaseResult, CaseRun, CaseSettings},
 };
 use crate::{
+    network::NotAvailable,
     peers::Peer,
     report::Machine,
     scenario::format::SizeName,
@@ -19,7 +20,7 @@ use crate::{
 };
 
 /// Takes all turns. A signal ends them early. `measure` gets the case, the duration of the warm-up and that of the
-/// measurement.
+/// measurement. A turn for which its error is [`NotAvailable`] has not failed.
 ///
 /// # Errors
 /// The runtime cannot be created.
@@ -53,19 +54,22 @@ async fn take<S: CaseStudy>(
     let (began, all) = (Instant::now(), settings.cases.len() * settings.rounds as usize);
     for round in 1..=settings.rounds {
         for case in &settings.cases {
-            let (measurement, error) = match measure(case, warmup, window).await {
-                Ok(measurement) => (Some(measurement), None),
-                Err(error) => (None, Some(format!("{error:#}"))),
-            };
+            let (mut measurement, mut error, mut unavailable) = (None, None, None);
+            match measure(case, warmup, window).await {
+                Ok(measured) => measurement = Some(measured),
+                Err(lacking) if lacking.is::<NotAvailable>() => unavailable = Some(format!("{lacking:#}")),
+                Err(failed) => error = Some(format!("{failed:#}")),
+            }
             let done = runs.len() + 1;
             let left = minutes(began.elapsed().div_f64(done as f64).mul_f64((all - done) as f64));
-            let shown = match (&measurement, &error) {
+            let shown = match (&measurement, &unavailable) {
                 (Some(measured), _) => S::progress(measured),
-                (None, error) => format!("failed: {}", error.as_deref().unwrap_or_default()),
+                (None, Some(reason)) => format!("not available: {reason}"),
+                (None, None) => format!("failed: {}", error.as_deref().unwrap_or_default()),
             };
             let case = S::name(case).to_owned();
             stdio::print_error(format_args!("[{done}/{all}, {left} left] round {round}, {case}: {shown}"));
-            runs.push(CaseRun { round, case, measurement, error });
+            runs.push(CaseRun { round, case, measurement, error, unavailable });
             // A signal ends the run between two turns that do not wait.
             tokio::task::yield_now().await;
         }

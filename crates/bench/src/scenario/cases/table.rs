@@ -65,7 +65,11 @@ fn table<S: CaseStudy>(group: S::Group, rows: &[&CaseSummary]) -> TextTable {
     let mut head = [S::COLUMNS[0], S::COLUMNS[1], "failed"].map(str::to_owned).to_vec();
     head.extend(figures.iter().map(|figure| figure.title.to_owned()));
     let line = |row: &&CaseSummary| {
-        let start = [row.case.clone(), row.amount.clone(), report::failed(row.failed, row.rounds)];
+        let failed = match row.unavailable {
+            true => "not available".to_owned(),
+            false => report::failed(row.failed, row.rounds),
+        };
+        let start = [row.case.clone(), row.amount.clone(), failed];
         let cells = figures.iter().map(|Figure { metric, unit, digits, .. }| {
             row.metrics.get(*metric).map_or_else(|| "-".to_owned(), |spread| cell(spread, *unit, *digits))
         });
@@ -77,6 +81,9 @@ fn table<S: CaseStudy>(group: S::Group, rows: &[&CaseSummary]) -> TextTable {
 /// Returns the explanations of the figures, and the sources of those of others.
 pub(super) fn legend<S: CaseStudy>(result: &CaseResult<S>) -> Vec<String> {
     let mut lines = result.scenario.legend(&result.report);
+    let unavailable = result.report.unavailable();
+    let unavailable = unavailable.iter().map(|reason| reason.trim_end_matches('.'));
+    lines.extend(unavailable.map(|reason| format!("Not available on this machine: {reason}.")));
     let sources = result.scenario.published().iter().enumerate();
     lines.extend(sources.map(|(index, of)| format!("[{}] {}: {}", index + 1, of.system, of.source)));
     lines

@@ -12,7 +12,7 @@ use crate::{
     peers::Peer,
     scenario::{
         cases::{
-            CaseLimit, CaseReport, CaseSettings, CaseStudy, PublishedCase, check_limits, check_published,
+            CaseAcceptance, CaseLimit, CaseReport, CaseSettings, CaseStudy, PublishedCase, check_published,
         },
         document::{Checked, decode, distinct, heading, is_name, message, within},
         format::{Figure, MAX_ROUNDS, SizeName, Sizes, Study, figure},
@@ -39,7 +39,7 @@ pub(in crate::scenario) struct MeshScenario {
     /// What tables and plots show, and what `bench diff` compares.
     measure: Vec<MeshMeasure>,
     #[serde(default)]
-    acceptance: MeshAcceptance,
+    acceptance: CaseAcceptance,
     pub(super) sizes: Sizes<MeshSize>,
     /// Figures of others for the same question.
     #[serde(default)]
@@ -73,18 +73,6 @@ pub(in crate::scenario) enum MeshMeasure {
     Memory,
     /// Time until the mesh is ready.
     Start,
-}
-
-/// Conditions that a result must meet.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct MeshAcceptance {
-    /// Maximum share of failed requests of each turn, in percent. Default: 0.
-    #[serde(default)]
-    failed_percent: f64,
-    /// Maximum medians. They are checked only in the size `default`.
-    #[serde(default)]
-    limits: Vec<CaseLimit>,
 }
 
 /// Number and duration of turns, and size of the meshes.
@@ -201,11 +189,10 @@ impl MeshScenario {
             unable(*peer).map_or(Ok(()), |reason| Err((format!("peers[{index}]"), reason)))?;
         }
         distinct("measure", &self.measure, MeshMeasure::ALL.len())?;
-        within("acceptance.failed_percent", self.acceptance.failed_percent, 0.0, 100.0)?;
         let figures = MeshMeasure::ALL.iter().flat_map(|group| group.figures());
         let cases = self.cases(SizeName::Default, &self.peers);
         let cases: Vec<&str> = cases.iter().map(|case| case.name.as_str()).collect();
-        check_limits(&self.acceptance.limits, figures.clone(), &cases, "case")?;
+        self.acceptance.check(figures.clone(), &cases)?;
         check_published(&self.published, figures)?;
         for (name, size) in [("default", &self.sizes.default), ("tiny", &self.sizes.tiny)] {
             let field = |field: &str| format!("sizes.{name}.{field}");
@@ -314,10 +301,7 @@ impl CaseStudy for MeshScenario {
     }
 
     fn violation(&self, measured: &MeshMeasurement) -> Option<String> {
-        let MeshMeasurement { requests, failed, .. } = measured;
-        let most = self.acceptance.failed_percent;
-        (*failed as f64 * 100.0 > most * *requests as f64)
-            .then(|| format!("{failed} of {requests} requests failed, at most {most} % may fail,"))
+        self.acceptance.violation(measured.failed, measured.requests)
     }
 
     fn published(&self) -> &[PublishedCase] {

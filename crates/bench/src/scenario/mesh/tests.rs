@@ -82,7 +82,13 @@ fn result(of: &str, factor: f64, failed: u64) -> CaseResult<MeshScenario> {
                 if changed { own * factor } else { own },
                 if changed { failed } else { 0 },
             );
-            CaseRun { round, case: name.to_owned(), measurement: Some(measured), error: None }
+            CaseRun {
+                round,
+                case: name.to_owned(),
+                measurement: Some(measured),
+                error: None,
+                unavailable: None,
+            }
         })
     });
     let runs = runs.collect();
