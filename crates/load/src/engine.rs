@@ -20,6 +20,7 @@ use crate::{
     pace::Pace,
     tally::{Failure, Outcome, Tally, Times},
     target::{Protocol, Target},
+    window::Window,
     worker::{Interval, Shared, nanoseconds},
 };
 
@@ -86,13 +87,15 @@ struct Engine<'a> {
     failure: Option<Outcome>,
 }
 
-/// Sends the requests of the connections with these indices. Returns the results when all have ended.
+/// Sends the requests of the connections with these indices. Returns the results when all have ended. With a window, only
+/// requests that are due in it count.
 pub(crate) fn run(
     args: &LoadArgs,
     target: &Target,
     requests: &Requests,
     shared: &Arc<Shared>,
     indices: Range<u64>,
+    window: Option<&mut Window<'_>>,
 ) -> anyhow::Result<Tally> {
     let prepared = Engine::new(args, target, requests, shared, indices).and_then(|mut engine| {
         engine.warm_up()?;
@@ -104,7 +107,7 @@ pub(crate) fn run(
     let start = shared.wait_ready();
     let mut engine = prepared?;
     engine.start = start;
-    engine.run().inspect_err(|_| shared.stop())?;
+    engine.run(window).inspect_err(|_| shared.stop())?;
     Ok(engine.finish())
 }
 
@@ -154,7 +157,7 @@ impl<'a> Engine<'a> {
             self.begin(at, now)?;
         }
         while self.active > 0 && !self.shared.is_stopped() {
-            self.turn()?;
+            self.turn(u64::MAX)?;
         }
         if let Some(outcome) = self.failure.filter(|_| !self.args.allow_initial_errors) {
             let reason = match outcome {
@@ -169,8 +172,11 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// Sends requests until all connections have ended.
-    fn run(&mut self) -> anyhow::Result<()> {
+    /// Sends requests until all connections and the window have ended.
+    fn run(&mut self, mut window: Option<&mut Window<'_>>) -> anyhow::Result<()> {
+        if let Some(window) = &window {
+            self.tally.first = self.start + window.begin();
+        }
         let cpu = clock::thread_cpu();
         let now = clock::now().saturating_sub(self.start);
         for at in 0..self.connections.len() {
@@ -179,9 +185,16 @@ impl<'a> Engine<'a> {
         let duration = self.args.duration().map_or(u64::MAX, nanoseconds);
         let give_up = self.start.saturating_add(duration).saturating_add(nanoseconds(self.args.timeout));
         let mut report = self.start + REPORT;
-        while self.active > 0 && !self.shared.is_stopped() {
-            self.turn()?;
+        loop {
+            let boundary = window.as_ref().and_then(|window| window.next());
+            if self.active == 0 && boundary.is_none() || self.shared.is_stopped() {
+                break;
+            }
+            self.turn(boundary.map_or(u64::MAX, |boundary| self.start + boundary))?;
             let now = clock::now();
+            if let Some(window) = &mut window {
+                window.pass(now.saturating_sub(self.start), &mut self.tally);
+            }
             if now >= report {
                 self.shared.report(&mut self.interval);
                 report = now + REPORT;
@@ -207,8 +220,8 @@ impl<'a> Engine<'a> {
         self.tally
     }
 
-    /// Sends what is due, then handles the events of the sockets.
-    fn turn(&mut self) -> anyhow::Result<()> {
+    /// Sends what is due, then handles the events of the sockets. Waits for them until this time at most.
+    fn turn(&mut self, until: u64) -> anyhow::Result<()> {
         let now = clock::now();
         while let Some(Reverse((due, at))) = self.waiting.peek().copied()
             && !self.warming
@@ -217,7 +230,7 @@ impl<'a> Engine<'a> {
             self.waiting.pop();
             let due = self.start + due;
             let sent = clock::now();
-            self.tally.lateness.saturating_record(sent.saturating_sub(due));
+            self.tally.record_lateness(due, sent);
             self.begin(at, due)?;
         }
         let wake = now + TURN;
@@ -228,7 +241,8 @@ impl<'a> Engine<'a> {
             self.armed = due;
         }
         let mut events = [EpollEvent::empty(); 256];
-        let pause = u16::try_from(TURN / 1_000_000).unwrap_or(u16::MAX);
+        let pause = until.saturating_sub(now).min(TURN).div_ceil(1_000_000);
+        let pause = u16::try_from(pause).unwrap_or(u16::MAX);
         let count = match self.epoll.wait(&mut events, EpollTimeout::from(pause)) {
             Err(nix::Error::EINTR) => 0,
             count => count?,

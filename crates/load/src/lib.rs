@@ -1,12 +1,13 @@
 //! `skysail load`: a load generator with the flags and results of Fortio.
 //!
-//! [`run`](mod@run) starts the threads and prints the result. Two engines send requests: [`engine`] for HTTP/1 and TCP,
-//! [`streams`] for HTTP/2 and gRPC. [`pace`] computes due times, [`tally`] collects the measurements, and
-//! [`result`] writes them in Fortio's format.
+//! [`run`](mod@run) starts the threads and prints the result; [`drive`](mod@drive) measures for another program. Two
+//! engines send requests: [`engine`] for HTTP/1 and TCP, [`streams`] for HTTP/2 and gRPC. [`pace`] computes due times,
+//! [`tally`] collects the measurements, and [`result`] writes them in Fortio's format.
 
 // The standard macros panic when the reader closes the output; `skysail_core::stdio` does not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod drive;
 mod report;
 mod ui;
 
@@ -15,6 +16,8 @@ pub mod server;
 // Modules use those listed below them.
 mod engine;
 mod streams;
+
+mod window;
 
 mod text;
 
@@ -37,7 +40,11 @@ pub mod stream;
 
 use std::ffi::OsString;
 
-pub use self::args::LoadArgs;
+pub use self::{
+    args::LoadArgs,
+    drive::{WindowOutcome, drive},
+    window::WindowBoundary,
+};
 
 /// Further commands of `skysail load`.
 #[derive(Clone, Debug, clap::Subcommand)]

@@ -58,8 +58,10 @@ pub(crate) fn measure(args: &LoadArgs, target: &Target, shared: &Arc<Shared>) ->
                 let requests = &requests;
                 let indices = share(args.connections, threads, thread);
                 scope.spawn(move || match target.protocol {
-                    Protocol::Http1 | Protocol::Tcp => engine::run(args, target, requests, shared, indices),
-                    Protocol::Http2 | Protocol::Grpc => streams::run(args, target, shared, indices),
+                    Protocol::Http1 | Protocol::Tcp => {
+                        engine::run(args, target, requests, shared, indices, None)
+                    }
+                    Protocol::Http2 | Protocol::Grpc => streams::run(args, target, shared, indices, None),
                 })
             })
             .collect();

@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use skysail_core::{shutdown, stdio};
 
 pub use self::{
-    http1::serve as serve_http1,
+    http1::{serve as serve_http1, serve_echo},
     http2::{WINDOW, serve_one as serve_http2},
 };
 

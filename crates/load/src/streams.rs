@@ -9,7 +9,7 @@ use anyhow::bail;
 use bytes::Bytes;
 use tokio::{
     task::{JoinSet, LocalSet},
-    time::{MissedTickBehavior, interval, timeout},
+    time::{MissedTickBehavior, interval, sleep, timeout},
 };
 
 use self::{connection::SharedConnection, timer::Timer};
@@ -19,6 +19,7 @@ use crate::{
     pace::Pace,
     tally::{Failure, Outcome, Tally, Times},
     target::{Protocol, Target},
+    window::Window,
     worker::{Interval, Shared, nanoseconds},
 };
 
@@ -47,12 +48,14 @@ struct Sender {
     is_busy: bool,
 }
 
-/// Sends the requests of the connections with these indices. Returns the results when all have ended.
+/// Sends the requests of the connections with these indices. Returns the results when all have ended. With a window, only
+/// requests that are due in it count.
 pub(crate) fn run(
     args: &LoadArgs,
     target: &Target,
     shared: &Arc<Shared>,
     indices: Range<u64>,
+    window: Option<&mut Window<'_>>,
 ) -> anyhow::Result<Tally> {
     let prepare = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -67,7 +70,7 @@ pub(crate) fn run(
     let start = shared.wait_ready();
     let (runtime, local, (thread, senders)) = prepared?;
     let cpu = clock::thread_cpu();
-    local.block_on(&runtime, send(&thread, senders, start)).inspect_err(|_| shared.stop())?;
+    local.block_on(&runtime, send(&thread, senders, start, window)).inspect_err(|_| shared.stop())?;
     drop(local);
     let mut tally = thread.tally.replace(Tally::new()?);
     tally.cpu = clock::thread_cpu() - cpu;
@@ -122,8 +125,16 @@ async fn warm_up(
     Ok((thread, senders))
 }
 
-/// Runs all senders to their end.
-async fn send(thread: &Rc<Thread>, senders: Vec<Sender>, start: u64) -> anyhow::Result<()> {
+/// Runs all senders, and the window, to their end.
+async fn send(
+    thread: &Rc<Thread>,
+    senders: Vec<Sender>,
+    start: u64,
+    mut window: Option<&mut Window<'_>>,
+) -> anyhow::Result<()> {
+    if let Some(window) = &window {
+        thread.tally.borrow_mut().first = start + window.begin();
+    }
     let mut connections: Vec<Rc<SharedConnection>> = Vec::new();
     for sender in &senders {
         if !connections.last().is_some_and(|last| Rc::ptr_eq(last, &sender.connection)) {
@@ -139,17 +150,24 @@ async fn send(thread: &Rc<Thread>, senders: Vec<Sender>, start: u64) -> anyhow::
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
+        let boundary = window.as_ref().and_then(|window| window.next());
+        if tasks.is_empty() && boundary.is_none() {
+            break;
+        }
+        let boundary = start.saturating_add(boundary.unwrap_or(u64::MAX));
+        let until_boundary = Duration::from_nanos(boundary.saturating_sub(clock::now()));
         tokio::select! {
-            ended = tasks.join_next() => match ended {
-                Some(ended) => ended?,
-                None => break,
-            },
+            Some(ended) = tasks.join_next() => ended?,
+            () = sleep(until_boundary) => {}
             _ = look.tick() => {
                 thread.shared.report(&mut thread.interval.borrow_mut());
                 if thread.shared.is_stopped() || clock::now() >= give_up {
                     break;
                 }
             }
+        }
+        if let Some(window) = &mut window {
+            window.pass(clock::now().saturating_sub(start), &mut thread.tally.borrow_mut());
         }
     }
     // Senders that have not ended count their unsent requests when they are dropped.
@@ -171,8 +189,7 @@ impl Sender {
             let due = start + due;
             if due > now {
                 thread.timer.until(due).await;
-                let late = clock::now().saturating_sub(due);
-                thread.tally.borrow_mut().lateness.saturating_record(late);
+                thread.tally.borrow_mut().record_lateness(due, clock::now());
             }
             let sent = clock::now();
             self.is_busy = true;

@@ -106,6 +106,13 @@ pub(crate) struct Tally {
     pub(crate) cpu: u64,
     /// End of the last request, in nanoseconds of the monotonic clock.
     pub(crate) ended: u64,
+    /// Due time of the first request to record, in nanoseconds of the monotonic clock.
+    pub(crate) first: u64,
+    /// The window of measurement is open.
+    pub(crate) in_window: bool,
+    /// Successful responses in the window, and all of them.
+    pub(crate) answered_in_window: u64,
+    pub(crate) answered: u64,
 }
 
 impl Tally {
@@ -127,11 +134,22 @@ impl Tally {
             sockets: Vec::new(),
             cpu: 0,
             ended: 0,
+            first: 0,
+            in_window: false,
+            answered_in_window: 0,
+            answered: 0,
         })
     }
 
     /// Records a request.
     pub(crate) fn record(&mut self, outcome: Outcome, times: Times) {
+        if outcome.is_success() {
+            self.answered += 1;
+            self.answered_in_window += u64::from(self.in_window);
+        }
+        if times.due < self.first {
+            return;
+        }
         let latency = times.ended.saturating_sub(times.due);
         self.latency.saturating_record(latency);
         self.since_sent.saturating_record(times.ended.saturating_sub(times.sent));
@@ -144,6 +162,13 @@ impl Tally {
         }
         self.last.1 += 1;
         self.ended = self.ended.max(times.ended);
+    }
+
+    /// Records when a request was sent that was due at this time.
+    pub(crate) fn record_lateness(&mut self, due: u64, sent: u64) {
+        if due >= self.first {
+            self.lateness.saturating_record(sent.saturating_sub(due));
+        }
     }
 
     /// Records the size of a response in bytes.
@@ -175,6 +200,8 @@ impl Tally {
         self.unsent += other.unsent;
         self.sockets.extend(other.sockets);
         self.cpu += other.cpu;
+        self.answered_in_window += other.answered_in_window;
+        self.answered += other.answered;
         self.ended = self.ended.max(other.ended);
         Ok(())
     }

@@ -47,16 +47,24 @@ const PREFACE: &[u8] = b"PRI ";
 /// # Errors
 /// The listener or epoll fails.
 pub fn serve(listener: &TcpListener) -> io::Result<Infallible> {
-    Server::new(listener, None, None)?.run()
+    Server::new(Some(listener), None, None)?.run()
+}
+
+/// Serves a TCP echo on this listener.
+///
+/// # Errors
+/// The listener or epoll fails.
+pub fn serve_echo(listener: &TcpListener) -> io::Result<Infallible> {
+    Server::new(None, Some(listener), None)?.run()
 }
 
 /// Serves HTTP/1 and a TCP echo. Connections of HTTP/2 are handed over.
 pub(super) fn serve_all(http: &TcpListener, tcp: &TcpListener, http2: &HandOver) -> io::Result<Infallible> {
-    Server::new(http, Some(tcp), Some(http2))?.run()
+    Server::new(Some(http), Some(tcp), Some(http2))?.run()
 }
 
 struct Server<'a> {
-    http: &'a TcpListener,
+    http: Option<&'a TcpListener>,
     tcp: Option<&'a TcpListener>,
     http2: Option<&'a HandOver>,
     epoll: Epoll,
@@ -93,12 +101,12 @@ enum ServedProtocol {
 
 impl<'a> Server<'a> {
     fn new(
-        http: &'a TcpListener,
+        http: Option<&'a TcpListener>,
         tcp: Option<&'a TcpListener>,
         http2: Option<&'a HandOver>,
     ) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        for (listener, data) in [(Some(http), HTTP), (tcp, TCP)] {
+        for (listener, data) in [(http, HTTP), (tcp, TCP)] {
             let Some(listener) = listener else { continue };
             listener.set_nonblocking(true)?;
             epoll.add(listener.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, data))?;
@@ -132,7 +140,7 @@ impl<'a> Server<'a> {
             for event in &events[..count] {
                 match event.data() {
                     HTTP => self.accept(self.http, ServedProtocol::Unknown)?,
-                    TCP => self.tcp.map_or(Ok(()), |listener| self.accept(listener, ServedProtocol::Echo))?,
+                    TCP => self.accept(self.tcp, ServedProtocol::Echo)?,
                     at => self.ready(usize::try_from(at).map_err(io::Error::other)?, event.events()),
                 }
             }
@@ -140,7 +148,8 @@ impl<'a> Server<'a> {
         }
     }
 
-    fn accept(&mut self, listener: &TcpListener, protocol: ServedProtocol) -> io::Result<()> {
+    fn accept(&mut self, listener: Option<&TcpListener>, protocol: ServedProtocol) -> io::Result<()> {
+        let Some(listener) = listener else { return Ok(()) };
         loop {
             let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
