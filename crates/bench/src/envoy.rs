@@ -7,6 +7,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use serde_json::{Value, json};
+use skysail_load::grpc::PING;
 
 use crate::{
     access_log::Destination,
@@ -28,8 +29,8 @@ pub(crate) fn bootstrap(node: &Node<'_>) -> Value {
 
 fn listener(node: &Node<'_>) -> Value {
     let filter = match node.protocol {
-        Protocol::Http1 | Protocol::Http2 => http_connection_manager(node),
-        Protocol::Tcp => json!({
+        Protocol::Http1 | Protocol::Http2 | Protocol::Grpc => http_connection_manager(node),
+        Protocol::Tcp | Protocol::Echo => json!({
             "name": "envoy.filters.network.tcp_proxy",
             "typed_config":
                 typed("filters.network.tcp_proxy.v3.TcpProxy", json!({ "stat_prefix": "tcp", "cluster": "up" })),
@@ -83,7 +84,7 @@ fn cluster(node: &Node<'_>, number: u16) -> Value {
     if number == 0 {
         cluster["alt_stat_name"] = json!("outbound|8080||server.mesh.local");
     }
-    if node.protocol == Protocol::Http2 {
+    if node.protocol.is_http2() {
         cluster["typed_extension_protocol_options"] = http2();
     }
     if node.tls_out() {
@@ -196,18 +197,19 @@ fn http_filters(node: &Node<'_>) -> Vec<Value> {
     filters
 }
 
-/// Returns the policy "this caller may GET and POST below /echo" in the form that Istio generates.
+/// Returns the policy "this caller may GET and POST below /echo", or call gRPC's ping, in the form that Istio generates.
 fn policy(node: &Node<'_>) -> Value {
     let who = if node.tls_in() {
         json!({ "authenticated": { "principal_name": { "exact": node.other().id } } })
     } else {
         json!({ "direct_remote_ip": { "address_prefix": "127.0.0.0", "prefix_len": 8 } })
     };
+    let path = if node.protocol == Protocol::Grpc { PING } else { "/echo" };
     let any = |rules: Value| json!({ "or_rules": { "rules": rules } });
     let method = |name: &str| json!({ "header": { "name": ":method", "string_match": { "exact": name } } });
     json!({ "rules": { "action": "ALLOW", "policies": { "ns[default]-policy[echo]-rule[0]": {
         "permissions": [{ "and_rules": { "rules": [
-            any(json!([{ "url_path": { "path": { "prefix": "/echo" } } }])),
+            any(json!([{ "url_path": { "path": { "prefix": path } } }])),
             any(json!([method("POST"), method("GET")])),
         ] } }],
         "principals": [{ "and_ids": { "ids": [{ "or_ids": { "ids": [who] } }] } }],
@@ -230,7 +232,7 @@ fn tls(node: &Node<'_>, kind: &str, mut settings: Value) -> Value {
             "trusted_ca": { "filename": node.certificates.root },
             "match_typed_subject_alt_names": [{ "san_type": "URI", "matcher": { "exact": node.other().id } }],
         },
-        "alpn_protocols": [if node.protocol == Protocol::Http2 { "h2" } else { "http/1.1" }],
+        "alpn_protocols": [if node.protocol.is_http2() { "h2" } else { "http/1.1" }],
     });
     json!({
         "name": "envoy.transport_sockets.tls",

@@ -12,8 +12,7 @@ use skysail_core::{shutdown, stdio};
 
 use crate::{
     access_log::{self, AccessLog},
-    load::{Load, Traffic},
-    node::Protocol,
+    load::{Load, LoadProtocol},
     peers::Peer,
     report::{LatencyReport, LatencyRun, LatencySettings, Machine, Series},
     results::ResultFile,
@@ -153,9 +152,10 @@ pub(crate) fn shape_and_load(
     series: Series,
     connections: usize,
 ) -> (Shape, Load) {
+    let traffic = settings.protocol.traffic();
     let shape = Shape {
         topology: series.topology,
-        protocol: Protocol::Http1,
+        protocol: traffic.protocol(),
         workers: settings.workers,
         pinned: false,
         client_alone: false,
@@ -167,7 +167,7 @@ pub(crate) fn shape_and_load(
     };
     let load = Load {
         target: ([127, 0, 0, 1], 0).into(),
-        traffic: Traffic::Http1,
+        traffic,
         connections,
         schedule: Some(Schedule::per_second(settings.qps)),
         payload: settings.payload,
@@ -214,6 +214,7 @@ fn settings(args: &LatencyArgs) -> LatencySettings {
         rounds: args.turns.rounds,
         workers: args.workers,
         access_logs: access_log::only_none(),
+        protocol: LoadProtocol::Http1,
     }
 }
 

@@ -5,12 +5,15 @@ mod hello;
 mod http2;
 mod idle;
 mod requests;
+mod scheduled;
 mod sequence;
 pub(crate) mod surge;
 
 use std::{net::SocketAddr, time::Duration};
 
 use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+pub(crate) use skysail_load::WindowBoundary;
 
 pub(crate) use self::{hello::hellos, idle::Idle, sequence::send};
 use crate::{node::Protocol, schedule::Schedule, stream::Tls};
@@ -50,6 +53,56 @@ pub(crate) enum Traffic {
     },
     /// Bytes to the server. Has no schedule.
     Bytes,
+    /// Requests of a protocol. Has a schedule, and no TLS.
+    Scheduled(LoadProtocol),
+}
+
+/// Protocol of requests at the rate of a schedule.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum LoadProtocol {
+    /// HTTP/1.1 on persistent connections.
+    #[default]
+    Http1,
+    /// HTTP/2 with prior knowledge, one stream at a time on each connection.
+    Http2,
+    /// gRPC: the unary call `Ping` of Fortio, one at a time on each connection.
+    Grpc,
+    /// Bytes that the server echoes.
+    Tcp,
+}
+
+impl LoadProtocol {
+    /// Returns the name in texts.
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::Http1 => "HTTP/1.1",
+            Self::Http2 => "HTTP/2",
+            Self::Grpc => "gRPC (unary)",
+            Self::Tcp => "TCP (echo)",
+        }
+    }
+
+    /// Returns the name in scenarios and result files.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Http1 => "http1",
+            Self::Http2 => "http2",
+            Self::Grpc => "grpc",
+            Self::Tcp => "tcp",
+        }
+    }
+
+    /// Returns the traffic of a client.
+    pub(crate) fn traffic(self) -> Traffic {
+        if self.is_http1() { Traffic::Http1 } else { Traffic::Scheduled(self) }
+    }
+
+    /// Returns true for HTTP/1.1; for serialization.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    pub(crate) fn is_http1(&self) -> bool {
+        *self == Self::Http1
+    }
 }
 
 impl Traffic {
@@ -59,21 +112,16 @@ impl Traffic {
             Self::Http1 | Self::NewConnections { .. } => Protocol::Http1,
             Self::Http2 { .. } => Protocol::Http2,
             Self::Bytes => Protocol::Tcp,
+            Self::Scheduled(LoadProtocol::Http1) => Protocol::Http1,
+            Self::Scheduled(LoadProtocol::Http2) => Protocol::Http2,
+            Self::Scheduled(LoadProtocol::Grpc) => Protocol::Grpc,
+            Self::Scheduled(LoadProtocol::Tcp) => Protocol::Echo,
         }
     }
 }
 
 /// Maximum time by which a window is extended if no response has arrived in it.
 const MAX_EXTENSION: Duration = Duration::from_secs(60);
-
-/// Boundary of the measured window, at which the caller takes its own samples.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WindowBoundary {
-    /// The measured window begins.
-    Begin,
-    /// The measured window ends.
-    End,
-}
 
 /// Result of a load. For [`Traffic::Bytes`], a "request" is 1,000,000 bytes sent, and there are no latencies.
 #[derive(Clone, Debug)]
@@ -95,7 +143,7 @@ pub(crate) struct LoadOutcome {
     pub(crate) resumed: u64,
     /// Responses within the window, whenever their requests were due.
     pub(crate) answered_in_window: u64,
-    /// Responses from the start of the warm-up on. Counted for HTTP/1.1 only.
+    /// Responses from the start of the warm-up on. Counted with a schedule only.
     pub(crate) answered: u64,
 }
 
@@ -129,6 +177,7 @@ pub(crate) fn drive(load: &Load, on_boundary: impl FnMut(WindowBoundary)) -> any
         Traffic::Http1 | Traffic::NewConnections { .. } => requests::drive(load, on_boundary),
         Traffic::Http2 { streams } => http2::drive(load, streams, on_boundary),
         Traffic::Bytes => bytes::drive(load, on_boundary),
+        Traffic::Scheduled(protocol) => scheduled::drive(load, protocol, on_boundary),
     }
 }
 

@@ -19,8 +19,12 @@ pub(crate) enum Protocol {
     Http1,
     /// With prior knowledge.
     Http2,
-    /// Bytes that the sidecar does not parse.
+    /// gRPC over HTTP/2 with prior knowledge.
+    Grpc,
+    /// Bytes that the sidecar does not parse, and the server does not answer.
     Tcp,
+    /// Bytes that the sidecar does not parse, and the server echoes.
+    Echo,
 }
 
 impl Protocol {
@@ -29,8 +33,20 @@ impl Protocol {
         match self {
             Self::Http1 => "http1",
             Self::Http2 => "http2",
+            Self::Grpc => "grpc",
             Self::Tcp => "tcp",
+            Self::Echo => "echo",
         }
+    }
+
+    /// Returns true for HTTP/2.
+    pub(crate) fn is_http2(self) -> bool {
+        matches!(self, Self::Http2 | Self::Grpc)
+    }
+
+    /// Returns true if sidecars do not parse the bytes.
+    pub(crate) fn is_tcp(self) -> bool {
+        matches!(self, Self::Tcp | Self::Echo)
     }
 }
 

@@ -82,8 +82,8 @@ impl Peer {
     /// Returns why the peer does not support a protocol, with or without mutual TLS; `None` if it does.
     pub(crate) fn unable(self, protocol: Protocol, mtls_from_client: bool) -> Option<&'static str> {
         match self {
-            Self::Nginx if protocol == Protocol::Http2 => Some("nginx does not support HTTP/2 to servers"),
-            Self::Nginx if protocol == Protocol::Tcp && nginx::stream_module().is_none() => {
+            Self::Nginx if protocol.is_http2() => Some("nginx does not support HTTP/2 to servers"),
+            Self::Nginx if protocol.is_tcp() && nginx::stream_module().is_none() => {
                 Some("the stream module of nginx is not installed")
             }
             Self::Relay if mtls_from_client => Some("the relay speaks no TLS"),

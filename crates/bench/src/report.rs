@@ -15,6 +15,7 @@ use crate::{
     access_log::{self, AccessLog},
     foreign_load::ForeignLoad,
     layout,
+    load::LoadProtocol,
     peers::Peer,
     topology::{Measurement, Topology},
 };
@@ -76,6 +77,9 @@ pub(crate) struct LatencySettings {
     /// Access logs of the sidecars; each has its own turns. Absent if there is none.
     #[serde(default = "access_log::only_none", skip_serializing_if = "access_log::is_only_none")]
     pub(crate) access_logs: Vec<AccessLog>,
+    /// Absent for HTTP/1.1.
+    #[serde(default, skip_serializing_if = "LoadProtocol::is_http1")]
+    pub(crate) protocol: LoadProtocol,
 }
 
 /// Program of a peer.

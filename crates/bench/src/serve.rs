@@ -1,4 +1,4 @@
-//! The server of every topology: the echo servers of the load generator, on one thread. Over TCP, `sink` reads bytes.
+//! The server of every topology: the echo servers of the load generator, on one thread, or `sink`, which reads bytes.
 //!
 //! It must use little CPU time compared with the sidecars in front of it, and the same for every peer.
 
@@ -21,7 +21,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "IP:PORT")]
     listen: SocketAddr,
 
-    /// Protocol. Over TCP, bytes are read and not answered.
+    /// Protocol. `tcp`: bytes are read and not answered; `echo`: they are echoed.
     #[arg(long, value_enum, default_value_t = Protocol::Http1)]
     protocol: Protocol,
 }
@@ -37,7 +37,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
 pub(crate) fn run_on(protocol: Protocol, listener: TcpListener) -> anyhow::Result<Infallible> {
     match protocol {
         Protocol::Http1 => server::serve_http1(&listener).context("the echo server failed"),
-        Protocol::Http2 => server::serve_http2(listener),
+        Protocol::Http2 | Protocol::Grpc => server::serve_http2(listener),
         Protocol::Tcp => sink::serve(&listener).context("the sink failed"),
+        Protocol::Echo => server::serve_echo(&listener).context("the echo server failed"),
     }
 }

@@ -339,6 +339,40 @@ fn a_tiny_scenario_of_a_mesh_measures_it_with_and_without_sidecars() {
 }
 
 #[test]
+fn tiny_scenarios_of_grpc_and_tcp_measure_all_topologies() {
+    let folder = tempfile::tempdir().unwrap();
+    for (scenario, protocol, title) in
+        [("latency-grpc", "grpc", "gRPC (unary)"), ("latency-tcp", "tcp", "TCP (echo)")]
+    {
+        let printed = tiny(folder.path(), scenario);
+        assert_eq!(printed["violations"], serde_json::json!([]));
+        assert_eq!(printed["settings"]["protocol"], protocol);
+        let runs = printed["runs"].as_array().unwrap();
+        assert_eq!(runs.len(), 4, "baseline, the client's sidecar, the server's and both");
+        for run in runs {
+            let number = |name: &str| run[name].as_u64().unwrap();
+            // Half a second of 200 requests/s; up to one more is due at each boundary.
+            assert!((99..=101).contains(&number("requests")), "{run}");
+            assert_eq!((number("unanswered"), number("refused")), (0, 0), "{run}");
+            let latency =
+                ["p50", "p90", "p99", "p99_9"].map(|name| run["latency_us"][name].as_f64().unwrap());
+            assert!(latency[0] > 0.0 && latency.is_sorted(), "{run}");
+            assert!(run["generator_late_p99_us"].as_f64().is_some(), "{run}");
+            for side in ["client", "server"] {
+                let cpu = &run["parts"][format!("{side}-proxy")]["cpu_us_per_request"];
+                let topology = run["topology"].as_str().unwrap();
+                let has_sidecar = topology.starts_with(side) || topology == "both-sidecars";
+                assert_eq!(cpu.as_f64().unwrap_or_default() > 0.0, has_sidecar, "{run}");
+            }
+        }
+        let drawn = bench(folder.path(), &["report", "results", "--html", "page.html"]);
+        assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
+        let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
+        assert!(page.contains(&format!("200 requests/s over {title}")), "{page}");
+    }
+}
+
+#[test]
 fn a_tiny_scenario_of_networks_measures_those_of_the_kernel_and_names_the_others() {
     let folder = tempfile::tempdir().unwrap();
     let printed = tiny(folder.path(), "networks");

@@ -40,7 +40,7 @@ pub(crate) fn send(
             ensure!(tls.is_none(), "HTTP/2 is not supported with TLS");
             http2::in_sequence(target, payload, count)
         }
-        Traffic::Bytes => bail!("bytes cannot be sent as requests"),
+        Traffic::Bytes | Traffic::Scheduled(_) => bail!("{traffic:?} cannot be sent in sequence"),
     }
 }
 

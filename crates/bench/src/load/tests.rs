@@ -117,6 +117,51 @@ fn without_a_schedule_each_response_triggers_the_next_request() {
 }
 
 #[test]
+fn every_protocol_can_be_sent_at_a_rate() {
+    for protocol in [LoadProtocol::Http1, LoadProtocol::Http2, LoadProtocol::Grpc, LoadProtocol::Tcp] {
+        let traffic = Traffic::Scheduled(protocol);
+        let target = server(traffic.protocol());
+        let mut moments = Vec::new();
+        let outcome = drive(&Load { traffic, ..load(target) }, |boundary| moments.push(boundary)).unwrap();
+        assert_eq!(moments, [WindowBoundary::Begin, WindowBoundary::End], "{protocol:?}");
+        assert_eq!((outcome.unanswered, outcome.refused), (0, 0), "{protocol:?}");
+        // 400 ms of 500 requests/s; up to one more is due at each boundary.
+        assert!((199..=201).contains(&outcome.requests), "{protocol:?}: {}", outcome.requests);
+        assert_eq!(outcome.due.len(), outcome.requests, "{protocol:?}");
+        assert!(outcome.answered >= 248, "with those of the warm-up: {}", outcome.answered);
+        assert!(outcome.answered_in_window > 0 && outcome.answered_in_window <= outcome.answered);
+        assert!(outcome.due.max() >= outcome.sent.min(), "{protocol:?}");
+    }
+}
+
+#[test]
+fn scheduled_requests_without_success_are_refused() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            // The first request, before the load, succeeds.
+            for status in [200].into_iter().chain(std::iter::repeat(503)) {
+                let mut filled = 0;
+                while filled < 1_024 {
+                    match stream.read(&mut [0; 4_096]) {
+                        Ok(0) | Err(_) => return,
+                        Ok(length) => filled += length,
+                    }
+                }
+                let _ = write!(stream, "HTTP/1.1 {status} x\r\nContent-Length: 0\r\n\r\n");
+            }
+        }
+    });
+    let traffic = Traffic::Scheduled(LoadProtocol::Http1);
+    let outcome = drive(&Load { connections: 1, traffic, ..load(target) }, |_| ()).unwrap();
+    assert_eq!((outcome.due.len(), outcome.answered), (0, 0));
+    assert_eq!(outcome.refused + outcome.unanswered, outcome.requests);
+    assert!(outcome.refused > 0);
+}
+
+#[test]
 fn http2_streams_are_always_busy() {
     let traffic = Traffic::Http2 { streams: 4 };
     let outcome = drive(&Load { schedule: None, traffic, ..load(server(Protocol::Http2)) }, |_| ()).unwrap();

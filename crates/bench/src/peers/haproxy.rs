@@ -10,11 +10,11 @@ pub(super) fn configuration(node: &Node<'_>) -> String {
     let root = node.certificates.root.display();
     let application = match node.protocol {
         Protocol::Http1 => Some("http/1.1"),
-        Protocol::Http2 => Some("h2"),
-        Protocol::Tcp => None,
+        Protocol::Http2 | Protocol::Grpc => Some("h2"),
+        Protocol::Tcp | Protocol::Echo => None,
     };
     let alpn = application.map_or_else(String::new, |name| format!(" alpn {name}"));
-    let plain = if node.protocol == Protocol::Http2 { " proto h2" } else { "" };
+    let plain = if node.protocol.is_http2() { " proto h2" } else { "" };
     let bind = if node.tls_in() {
         let tickets = if node.resumption { "" } else { " no-tls-tickets" };
         format!(" ssl crt {bundle} ca-file {root} verify required{tickets}{alpn}")

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, path::Path};
 
-use crate::node::{Node, Protocol, Role};
+use crate::node::{Node, Role};
 
 /// Returns the module for TCP, which distributions package separately.
 pub(super) fn stream_module() -> Option<&'static Path> {
@@ -44,13 +44,13 @@ pub(super) fn configuration(node: &Node<'_>) -> String {
     let user = if nix::unistd::Uid::effective().is_root() { "user root;" } else { "" };
     // Each connection counts twice: from the client and to the server.
     let connections = node.connections.max(4_000) * 2;
-    let module = stream_module().filter(|_| node.protocol == Protocol::Tcp);
+    let module = stream_module().filter(|_| node.protocol.is_tcp());
     let module = module.map_or_else(String::new, |path| format!("load_module {};\n", path.display()));
     let start = format!(
         "{module}daemon off; {user} worker_processes {workers}; pid {folder}/{side}-nginx.pid; \
          error_log stderr error;\nevents {{ worker_connections {connections}; }}\n"
     );
-    if node.protocol == Protocol::Tcp {
+    if node.protocol.is_tcp() {
         return format!(
             "{start}stream {{ server {{ listen {listen} reuseport backlog=4096; \
              proxy_buffer_size 64k; proxy_pass {upstream}; }} }}\n"

@@ -1,6 +1,7 @@
 use super::*;
 use crate::{
     accounting::Memory,
+    load::LoadProtocol,
     topology::{Cost, Latencies},
 };
 
@@ -32,6 +33,7 @@ fn measurement(p50: f64, cpu: f64) -> Measurement {
 
 fn report(runs: Vec<LatencyRun>) -> LatencyReport {
     let settings = LatencySettings {
+        protocol: LoadProtocol::Http1,
         topologies: vec![Topology::Baseline, Topology::BothSidecars],
         connections: vec![16],
         qps: 1_000,

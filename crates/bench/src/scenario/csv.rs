@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     access_log::AccessLog,
+    load::LoadProtocol,
     peers::Peer,
     report::{LatencySettings, Series},
     results, stage,
@@ -53,7 +54,7 @@ pub(super) fn write(result: &ScenarioResult) -> String {
             settings.qps,
             run.connections,
             settings.payload,
-            mode_of(run.series),
+            mode_of(run.series, settings.protocol),
             path_of(run.series.topology)
         );
         let latency = &measurement.latency_us;
@@ -165,9 +166,11 @@ fn mode_and_topology(label: &str, settings: &LatencySettings) -> Option<(String,
     is_same.then(|| (mode.to_owned(), topology))
 }
 
-/// Returns the MODE of a label: the proxy, and the destination of its access log, as in `envoy-stdout`.
-fn mode_of(series: Series) -> String {
-    series.access_log.after(series.peer.map_or("none", Peer::name)).replace(", ", "-")
+/// Returns the MODE of a label: the proxy, the destination of its access log, and the protocol if it is not HTTP/1.1, as in
+/// `envoy-stdout` and `envoy-grpc`.
+fn mode_of(series: Series, protocol: LoadProtocol) -> String {
+    let mode = series.access_log.after(series.peer.map_or("none", Peer::name)).replace(", ", "-");
+    if protocol.is_http1() { mode } else { format!("{mode}-{}", protocol.name()) }
 }
 
 /// Returns the PATH of a label. Istio has none for a client that uses mutual TLS without a sidecar: `servermtls` is

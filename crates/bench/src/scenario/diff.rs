@@ -179,11 +179,10 @@ pub(super) fn compare(
     bounds: (f64, f64),
 ) -> anyhow::Result<Vec<DiffRow>> {
     let (a, b) = (&first.report.settings, &second.report.settings);
-    let loads =
-        [a, b].map(|settings| (settings.qps, settings.payload, settings.workers, &settings.connections));
+    let loads = [a, b].map(|of| (of.protocol.title(), of.qps, of.payload, of.workers, &of.connections));
     ensure!(
         first.scenario.name == second.scenario.name && loads[0] == loads[1],
-        "A has scenario {} with (requests/s, bytes, workers, connections) {:?}, B has {} with {:?}; compare results of the \
+        "A has scenario {} with (protocol, requests/s, bytes, workers, connections) {:?}, B has {} with {:?}; compare results of the \
          same load",
         first.scenario.name,
         loads[0],

@@ -11,6 +11,7 @@ use skysail_yaml::Node;
 use super::document::{Checked, decode, distinct, ensure, heading, message, text, within};
 use crate::{
     access_log::{self, AccessLog},
+    load::LoadProtocol,
     peers::Peer,
     report::{LatencySettings, Series},
     topology::Topology,
@@ -95,14 +96,6 @@ pub(super) struct ScenarioLoad {
     pub(super) connections: Vec<usize>,
     /// Bytes of the body of a request, and of its response.
     pub(super) payload: u32,
-}
-
-/// Protocol of the load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum LoadProtocol {
-    /// HTTP/1.1 on persistent connections.
-    Http1,
 }
 
 /// A group of figures.
@@ -295,6 +288,7 @@ impl ScenarioLoad {
             rounds: rounds.unwrap_or(size.rounds),
             workers,
             access_logs: access_log::only_none(),
+            protocol: self.protocol,
         }
     }
 }
@@ -343,8 +337,23 @@ impl Scenario {
         })?;
         within("configuration.workers", f64::from(self.configuration.workers), 1.0, 256.0)?;
         check_load(&self.load, &self.sizes)?;
+        self.check_protocol()?;
         self.check_acceptance()?;
         self.check_published()
+    }
+
+    /// Checks that topologies, access logs and peers are possible with the protocol.
+    fn check_protocol(&self) -> Checked {
+        let protocol = self.load.protocol;
+        let has_mtls = self.topologies.contains(&Topology::ServerMtls);
+        ensure(protocol.is_http1() || !has_mtls, "topologies", || {
+            "server-mtls is measured with the protocol http1 only; leave it out".to_owned()
+        })?;
+        let has_logs = !access_log::is_only_none(&self.configuration.access_logs);
+        ensure(protocol != LoadProtocol::Tcp || !has_logs, "configuration.access_logs", || {
+            "an access log has no entries of requests over tcp; leave it out".to_owned()
+        })?;
+        check_peers(protocol, &self.peers)
     }
 
     fn check_access_logs(&self) -> Checked {
@@ -375,7 +384,11 @@ impl Scenario {
     pub(super) fn check_peers(&self, peers: &[(Peer, PathBuf)]) -> anyhow::Result<()> {
         let peers: Vec<Peer> = peers.iter().map(|(peer, _)| *peer).collect();
         let refused = self.peer_without_access_log(&peers);
-        refused.map_or(Ok(()), |(_, reason)| Err(anyhow::anyhow!("{}: --peers: {reason}", self.name)))
+        refused
+            .map_or(Ok(()), Err)
+            .map_err(|(_, reason)| reason)
+            .and_then(|()| check_peers(self.load.protocol, &peers).map_err(|(_, reason)| reason))
+            .map_err(|reason| anyhow::anyhow!("{}: --peers: {reason}", self.name))
     }
 
     fn check_acceptance(&self) -> Checked {
@@ -417,10 +430,23 @@ impl Scenario {
     }
 }
 
+/// Checks that peers without TLS of the client can carry a protocol.
+pub(super) fn check_peers(protocol: LoadProtocol, peers: &[Peer]) -> Checked {
+    for (index, peer) in peers.iter().enumerate() {
+        let unable = peer.unable(protocol.traffic().protocol(), false);
+        unable.map_or(Ok(()), |reason| {
+            Err((format!("peers[{index}]"), format!("{reason}; leave {} out", peer.name())))
+        })?;
+    }
+    Ok(())
+}
+
 /// Checks the load of a scenario, and its sizes.
 pub(super) fn check_load(load: &ScenarioLoad, sizes: &Sizes) -> Checked {
     within("load.rate", f64::from(load.rate), 1.0, 1e6)?;
-    within("load.payload", f64::from(load.payload), 0.0, 524_288.0)?;
+    // Without a byte there is no echo.
+    let least = if load.protocol == LoadProtocol::Tcp { 1.0 } else { 0.0 };
+    within("load.payload", f64::from(load.payload), least, 524_288.0)?;
     connections("load.connections", &load.connections)?;
     for (name, size) in [("default", &sizes.default), ("tiny", &sizes.tiny)] {
         let field = |field: &str| format!("sizes.{name}.{field}");

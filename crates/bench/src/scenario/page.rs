@@ -71,16 +71,16 @@ pub(crate) fn page(args: &PageArgs) -> anyhow::Result<()> {
         all.extend(found);
     }
     ensure!(
-        args.istio_csv.is_empty() || all.iter().any(|result| matches!(result, AnyResult::Traffic(_))),
-        "--istio-csv: no result is one of traffic, to which its rows belong; leave the option out"
+        args.istio_csv.is_empty() || all.iter().any(takes_istio_rows),
+        "--istio-csv: no result is one of traffic over http1, to which its rows belong; leave the option out"
     );
     let mut body = "<h1>Skysail benchmarks</h1>".to_owned();
     let mut figures = 0;
     for result in &all {
         let further = match result {
-            AnyResult::Traffic(result) => {
+            AnyResult::Traffic(traffic) if takes_istio_rows(result) => {
                 let further: anyhow::Result<Vec<_>> =
-                    args.istio_csv.iter().map(|file| csv::read(file, &result.report.settings)).collect();
+                    args.istio_csv.iter().map(|file| csv::read(file, &traffic.report.settings)).collect();
                 further?.concat()
             }
             _ => Vec::new(),
@@ -91,6 +91,11 @@ pub(crate) fn page(args: &PageArgs) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write {}", args.html.display()))?;
     stdio::print(format_args!("The page is {}.", args.html.display()))?;
     Ok(())
+}
+
+/// Returns true if the rows of Istio's `benchmark.csv` answer the same question. They are of HTTP/1.1.
+fn takes_istio_rows(result: &AnyResult) -> bool {
+    matches!(result, AnyResult::Traffic(result) if result.report.settings.protocol.is_http1())
 }
 
 /// Returns the section of a result of any study. `further` are figures of others, beside those of a result of traffic.
@@ -200,13 +205,14 @@ fn made(result: &ScenarioResult) -> String {
         SizeName::Tiny => " --size tiny (too short for reliable figures)",
     };
     format!(
-        "Medians of {} rounds in which all peers take turns of {} s after {} s of warm-up; {} requests/s over HTTP/1.1, \
+        "Medians of {} rounds in which all peers take turns of {} s after {} s of warm-up; {} requests/s over {}, \
          due at even intervals; {} bytes each way; {} workers of each sidecar. Command: skysail bench run {} \
          --rounds {}{tiny}.",
         settings.rounds,
         settings.seconds,
         settings.warmup,
         settings.qps,
+        settings.protocol.title(),
         settings.payload,
         settings.workers,
         result.scenario.name,

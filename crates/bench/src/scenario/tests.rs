@@ -167,7 +167,21 @@ fn errors_name_line_field_and_remedy() {
         ("title: Small <title>\n", "", "1: missing field `title`"),
         ("[2, 16]", "[2, 2]", "10: load.connections: must have 1 to 32 values, each once"),
         ("[2, 16]", "[2, 5000]", "10: load.connections[1]: 5000 must be from 1 to 4096"),
-        ("protocol: http1", "protocol: h3", "8: load.protocol: unknown variant `h3`, expected `http1`"),
+        (
+            "protocol: http1",
+            "protocol: h3",
+            "8: load.protocol: unknown variant `h3`, expected one of `http1`, `http2`, `grpc`, `tcp`",
+        ),
+        (
+            "[baseline, both-sidecars]\nconfiguration:\n  workers: 2\nload:\n  protocol: http1",
+            "[baseline, server-mtls]\nconfiguration:\n  workers: 2\nload:\n  protocol: grpc",
+            "4: topologies: server-mtls is measured with the protocol http1 only",
+        ),
+        (
+            "workers: 2\nload:\n  protocol: http1",
+            "workers: 2\n  access_logs: [file]\nload:\n  protocol: tcp",
+            "7: configuration.access_logs: an access log has no entries of requests over tcp",
+        ),
         ("peers: [skysail, envoy]", "peers: [skysail, linkerd]", "12: peers[1]: unknown variant `linkerd`"),
         ("topologies: [baseline, ", "topologies: [", "4: topologies: must contain baseline"),
         (

@@ -14,7 +14,7 @@ use crate::{
             CaseAcceptance, CaseLimit, CaseReport, CaseSettings, CaseStudy, PublishedCase, check_published,
         },
         document::{Checked, decode, distinct, heading, is_name, message, within},
-        format::{Figure, RunSize, ScenarioLoad, SizeName, Sizes, Study, check_load, figure},
+        format::{Figure, RunSize, ScenarioLoad, SizeName, Sizes, Study, check_load, check_peers, figure},
     },
     topology::Measurement,
 };
@@ -152,6 +152,7 @@ impl NetworksScenario {
         distinct("peers", &self.peers, 5)?;
         distinct("measure", &self.measure, NetworksMeasure::ALL.len())?;
         check_load(&self.load, &self.sizes)?;
+        check_peers(self.load.protocol, &self.peers)?;
         let figures = NetworksMeasure::ALL.iter().flat_map(|group| group.figures());
         let settings = self.settings(SizeName::Default, None);
         let cases = self.cases(&settings.connections, &self.peers);
@@ -254,10 +255,11 @@ impl CaseStudy for NetworksScenario {
     }
 
     fn method(&self, settings: &CaseSettings<NetworkCase>) -> String {
-        let ScenarioLoad { payload, .. } = self.load;
+        let ScenarioLoad { payload, protocol, .. } = self.load;
         settings.method(&format!(
-            "{payload} bytes each way, due at even intervals; {} workers of each sidecar; pods and nodes are network namespaces \
-             of this machine",
+            "requests over {} with {payload} bytes each way, due at even intervals; {} workers of each sidecar; pods and nodes \
+             are network namespaces of this machine",
+            protocol.title(),
             self.configuration.workers
         ))
     }
