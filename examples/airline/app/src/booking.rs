@@ -2,14 +2,7 @@
 //!
 //! A booking is kept only if the miles were credited. A cancellation takes them back.
 
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::{
     Form, Json, Router,
@@ -23,6 +16,7 @@ use serde_json::{Value, json};
 use crate::{
     peers::{Client, Peer, escape, propagated_headers},
     service::Failure,
+    store::Store,
     token::Key,
 };
 
@@ -32,17 +26,12 @@ struct Bookings {
     customer: Peer,
     flight: Peer,
     client: Client,
-    kept: Arc<Store>,
-}
-
-#[derive(Default)]
-struct Store {
-    next: AtomicU64,
-    by_customer: Mutex<BTreeMap<String, BTreeMap<String, Booking>>>,
+    /// Bookings by customer and number.
+    kept: Store,
 }
 
 /// A booking of a single or return trip.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Booking {
     #[serde(rename = "_id")]
@@ -73,9 +62,9 @@ struct Cancel {
     number: String,
 }
 
-/// Returns the routes, over an empty store.
-pub(crate) fn router(key: Key, customer: Peer, flight: Peer) -> Router {
-    let bookings = Bookings { key, customer, flight, client: Client::new(), kept: Arc::default() };
+/// Returns the routes.
+pub(crate) fn router(key: Key, customer: Peer, flight: Peer, kept: Store) -> Router {
+    let bookings = Bookings { key, customer, flight, client: Client::new(), kept };
     Router::new()
         .route("/booking/bookflights", post(book))
         .route("/booking/byuser/{id}", get(by_user))
@@ -101,16 +90,15 @@ async fn book(
         miles = miles.saturating_add(bookings.miles_of(segment, &headers).await?);
     }
     bookings.credit(&book.userid, miles, &headers).await?;
-    let number = bookings.kept.next.fetch_add(1, Ordering::Relaxed);
     let booking = Booking {
-        id: format!("B{number:08}"),
+        id: format!("B{:016x}", fastrand::u64(..)),
         customer_id: book.userid.clone(),
         flight_ids: legs.into_iter().map(|(flight, _)| flight).collect(),
         miles,
         date_of_booking: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
     };
     let answer = json!({ "oneWay": book.one_way_flight, "bookingId": booking.id, "miles": miles });
-    bookings.kept.lock().entry(book.userid).or_default().insert(booking.id.clone(), booking);
+    bookings.kept.put(&key_of(&book.userid, &booking.id), &booking).await?;
     Ok(Json(answer))
 }
 
@@ -120,7 +108,7 @@ async fn by_user(
     headers: HeaderMap,
 ) -> Result<Json<Vec<Booking>>, Failure> {
     bookings.key.caller_is(&headers, &id)?;
-    Ok(Json(bookings.kept.lock().get(&id).map(|own| own.values().cloned().collect()).unwrap_or_default()))
+    bookings.kept.starting_with(&key_of(&id, "")).await.map(Json)
 }
 
 async fn by_number(
@@ -129,7 +117,7 @@ async fn by_number(
     headers: HeaderMap,
 ) -> Result<Json<Booking>, Failure> {
     bookings.key.caller_is(&headers, &id)?;
-    let found = bookings.kept.lock().get(&id).and_then(|own| own.get(&number).cloned());
+    let found = bookings.kept.get(&key_of(&id, &number)).await?;
     found.map(Json).ok_or_else(|| Failure::not_found(format!("{id} has no booking {number}")))
 }
 
@@ -140,23 +128,30 @@ async fn cancel(
 ) -> Result<Json<Value>, Failure> {
     bookings.key.caller_is(&headers, &cancel.userid)?;
     // The booking is removed first, so that of two concurrent cancellations only one takes the miles back.
-    let taken = bookings.kept.lock().get_mut(&cancel.userid).and_then(|own| own.remove(&cancel.number));
+    let key = key_of(&cancel.userid, &cancel.number);
+    let taken: Option<Booking> = bookings.kept.remove(&key).await?;
     let booking = taken
         .ok_or_else(|| Failure::not_found(format!("{} has no booking {}", cancel.userid, cancel.number)))?;
     if let Err(failure) = bookings.credit(&cancel.userid, -booking.miles, &headers).await {
-        bookings.kept.lock().entry(cancel.userid).or_default().insert(booking.id.clone(), booking);
+        bookings.kept.put(&key, &booking).await?;
         return Err(failure);
     }
     Ok(Json(json!({ "status": "success", "cancelled": booking.id })))
 }
 
-async fn clear(State(bookings): State<Bookings>) -> &'static str {
-    bookings.kept.lock().clear();
-    "no bookings now\n"
+/// Removes all bookings.
+async fn clear(State(bookings): State<Bookings>) -> Result<&'static str, Failure> {
+    bookings.kept.load::<Booking>(Vec::new()).await?;
+    Ok("no bookings now\n")
 }
 
-async fn count(State(bookings): State<Bookings>) -> String {
-    bookings.kept.lock().values().map(BTreeMap::len).sum::<usize>().to_string()
+async fn count(State(bookings): State<Bookings>) -> Result<String, Failure> {
+    Ok(bookings.kept.count().await?.to_string())
+}
+
+/// Returns the ID of a booking in the database.
+fn key_of(customer: &str, number: &str) -> String {
+    format!("{customer}/{number}")
 }
 
 impl Bookings {
@@ -191,11 +186,5 @@ impl Bookings {
             return Err(Failure::new(status, format!("{path}: answered {}", answer.status)));
         }
         serde_json::from_slice(&answer.body).map_err(|error| bad(format!("{path}: {error}")))
-    }
-}
-
-impl Store {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, BTreeMap<String, Booking>>> {
-        self.by_customer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

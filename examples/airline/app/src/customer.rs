@@ -2,11 +2,6 @@
 //!
 //! `/customer/internal/` is for other services only; an AuthorizationPolicy of the mesh enforces this.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
-
 use axum::{
     Form, Json, Router,
     extract::{Path, Query, State},
@@ -16,7 +11,7 @@ use axum::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::{service::Failure, token::Key};
+use crate::{service::Failure, store::Store, token::Key};
 
 /// Number of customers at the start: uid0@email.com and so on, password "password".
 const INITIAL_CUSTOMERS: u32 = 1000;
@@ -25,16 +20,23 @@ const MAX_LOADED: u32 = 1_000_000;
 #[derive(Clone)]
 struct Customers {
     key: Key,
-    all: Arc<Mutex<HashMap<String, Customer>>>,
+    all: Store,
 }
 
-#[derive(Clone, Debug, Serialize)]
+/// A customer in the database.
+#[derive(Serialize, Deserialize)]
+struct StoredCustomer {
+    password: String,
+    #[serde(flatten)]
+    customer: Customer,
+}
+
+/// A customer in responses.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Customer {
     id: String,
-    #[serde(skip)]
-    password: String,
-    status: &'static str,
+    status: String,
     total_miles: i64,
     miles_ytd: i64,
     address: Address,
@@ -75,17 +77,20 @@ struct Load {
     num_customers: u32,
 }
 
-/// Returns the routes, with a new store of customers.
-pub(crate) fn router(key: Key) -> Router {
-    let customers = Customers { key, all: Arc::default() };
-    customers.load(INITIAL_CUSTOMERS);
-    Router::new()
+/// Returns the routes. An empty database gets the initial customers.
+pub(crate) async fn router(key: Key, all: Store) -> Result<Router, Failure> {
+    let customers = Customers { key, all };
+    if customers.all.count().await? == 0 {
+        customers.load(INITIAL_CUSTOMERS).await?;
+    }
+    let routes = Router::new()
         .route("/customer/byid/{id}", get(by_id).post(update))
         .route("/customer/internal/validateid", post(validate))
         .route("/customer/internal/updateCustomerTotalMiles/{id}", post(add_miles))
         .route("/customer/loader/load", get(load))
         .route("/customer/config/countCustomers", get(count))
-        .with_state(customers)
+        .with_state(customers);
+    Ok(routes)
 }
 
 async fn by_id(
@@ -94,7 +99,7 @@ async fn by_id(
     headers: HeaderMap,
 ) -> Result<Json<Customer>, Failure> {
     customers.key.caller_is(&headers, &id)?;
-    customers.with(&id, |customer| customer.clone()).map(Json)
+    customers.get(&id).await.map(|stored| Json(stored.customer))
 }
 
 /// Changes address and phone number. The request must have the password, which does not change.
@@ -105,24 +110,24 @@ async fn update(
     Json(update): Json<Update>,
 ) -> Result<Json<Customer>, Failure> {
     customers.key.caller_is(&headers, &id)?;
-    customers
-        .with(&id, |customer| {
-            if customer.password != update.password {
-                return Err(Failure::new(StatusCode::FORBIDDEN, "wrong password"));
-            }
-            customer.phone_number = update.phone_number;
-            customer.address = update.address;
-            Ok(customer.clone())
-        })?
-        .map(Json)
+    let changed = customers.update(&id, |stored| {
+        if stored.password != update.password {
+            return Err(Failure::new(StatusCode::FORBIDDEN, "wrong password"));
+        }
+        stored.customer.phone_number.clone_from(&update.phone_number);
+        stored.customer.address.clone_from(&update.address);
+        Ok(stored.customer.clone())
+    });
+    changed.await.map(Json)
 }
 
 async fn validate(
     State(customers): State<Customers>,
     Form(given): Form<Credentials>,
 ) -> Result<Json<Value>, Failure> {
-    match customers.with(&given.login, |customer| customer.password == given.password) {
-        Ok(true) => Ok(Json(json!({ "validCustomer": true }))),
+    let stored: Option<StoredCustomer> = customers.all.get(&given.login).await?;
+    match stored {
+        Some(stored) if stored.password == given.password => Ok(Json(json!({ "validCustomer": true }))),
         _ => Err(Failure::new(StatusCode::UNAUTHORIZED, "unknown customer or wrong password")),
     }
 }
@@ -132,47 +137,58 @@ async fn add_miles(
     Path(id): Path<String>,
     Form(add): Form<Miles>,
 ) -> Result<Json<Value>, Failure> {
-    let total = customers.with(&id, |customer| {
+    let total = customers.update(&id, |StoredCustomer { customer, .. }| {
         customer.total_miles = customer.total_miles.saturating_add(add.miles);
         customer.miles_ytd = customer.miles_ytd.saturating_add(add.miles);
-        customer.total_miles
-    })?;
-    Ok(Json(json!({ "total_miles": total })))
+        Ok(customer.total_miles)
+    });
+    Ok(Json(json!({ "total_miles": total.await? })))
 }
 
-/// Replaces the store by one with this number of customers.
+/// Replaces all customers by this number of new ones.
 async fn load(State(customers): State<Customers>, Query(load): Query<Load>) -> Result<String, Failure> {
     if load.num_customers > MAX_LOADED {
         return Err(Failure::bad_request(format!("numCustomers: at most {MAX_LOADED}")));
     }
-    customers.load(load.num_customers);
+    customers.load(load.num_customers).await?;
     Ok(format!("loaded {} customers\n", load.num_customers))
 }
 
-async fn count(State(customers): State<Customers>) -> String {
-    customers.lock().len().to_string()
+async fn count(State(customers): State<Customers>) -> Result<String, Failure> {
+    Ok(customers.all.count().await?.to_string())
 }
 
 impl Customers {
-    fn load(&self, number: u32) {
-        *self.lock() = (0..number).map(|n| (format!("uid{n}@email.com"), Customer::numbered(n))).collect();
+    async fn load(&self, number: u32) -> Result<(), Failure> {
+        let stored = |n: u32| {
+            let customer = Customer::numbered(n);
+            (customer.id.clone(), StoredCustomer { password: "password".to_owned(), customer })
+        };
+        self.all.load((0..number).map(stored).collect()).await
     }
 
-    fn with<T>(&self, id: &str, act: impl FnOnce(&mut Customer) -> T) -> Result<T, Failure> {
-        self.lock().get_mut(id).map(act).ok_or_else(|| Failure::not_found(format!("no customer {id}")))
+    async fn get(&self, id: &str) -> Result<StoredCustomer, Failure> {
+        self.all.get(id).await?.ok_or_else(|| unknown(id))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Customer>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    async fn update<R>(
+        &self,
+        id: &str,
+        change: impl Fn(&mut StoredCustomer) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
+        self.all.update(id, change).await?.ok_or_else(|| unknown(id))
     }
+}
+
+fn unknown(id: &str) -> Failure {
+    Failure::not_found(format!("no customer {id}"))
 }
 
 impl Customer {
     fn numbered(n: u32) -> Self {
         Self {
             id: format!("uid{n}@email.com"),
-            password: "password".to_owned(),
-            status: "GOLD",
+            status: "GOLD".to_owned(),
             total_miles: 1_000_000,
             miles_ytd: 1000,
             address: Address {

@@ -1,7 +1,7 @@
 //! `flight`: the schedule of flights and their miles.
 //!
-//! The schedule is computed, not stored: every pair of airports has two flights a day. Version v2 differs visibly: it
-//! returns `x-flight-version: v2` and has a third, late flight.
+//! The database has the timetable of a day, which is valid for every day: each pair of airports has two flights. Version
+//! v2 differs visibly: it returns `x-flight-version: v2` and has a third, late flight. Each version has its own database.
 
 use std::{str::FromStr, time::Duration};
 
@@ -13,10 +13,10 @@ use axum::{
     response::Response,
     routing::{get, post},
 };
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::{service::Failure, token::Key};
+use crate::{service::Failure, store::Store, token::Key};
 
 /// Airports with latitude and longitude.
 const AIRPORTS: [(&str, f64, f64); 14] = [
@@ -52,6 +52,14 @@ impl Version {
         }
     }
 
+    /// Returns the name of the timetable's table.
+    pub(crate) fn table(self) -> &'static str {
+        match self {
+            Self::V1 => "flight_v1",
+            Self::V2 => "flight_v2",
+        }
+    }
+
     /// Local departure times of a day.
     fn departures(self) -> &'static [&'static str] {
         match self {
@@ -77,6 +85,18 @@ impl FromStr for Version {
 struct Flights {
     key: Key,
     version: Version,
+    timetable: Store,
+}
+
+/// A daily flight of the timetable.
+#[derive(Serialize, Deserialize)]
+struct DailyFlight {
+    number: String,
+    /// Local time.
+    departure: String,
+    miles: i64,
+    economy: i64,
+    first: i64,
 }
 
 #[derive(Deserialize)]
@@ -104,23 +124,26 @@ struct Segment {
     flight_segment: String,
 }
 
-/// Returns the routes of this version.
-pub(crate) fn router(key: Key, version: Version) -> Router {
+/// Returns the routes of this version. An empty database gets the timetable.
+pub(crate) async fn router(key: Key, version: Version, timetable: Store) -> Result<Router, Failure> {
+    let flights = Flights { key, version, timetable };
+    if flights.timetable.count().await? == 0 {
+        flights.load().await?;
+    }
     let tell = move |request: Request, next: Next| async move {
         let mut response: Response = next.run(request).await;
         response.headers_mut().insert("x-flight-version", HeaderValue::from_static(version.name()));
         response
     };
-    Router::new()
+    let routes = Router::new()
         .route("/flight/queryflights", post(query))
         .route("/flight/getrewardmiles", post(miles))
-        .route("/flight/loader/load", get(async || "the schedule is computed; nothing to load\n"))
-        .route(
-            "/flight/config/countFlightSegments",
-            get(async || (AIRPORTS.len() * (AIRPORTS.len() - 1)).to_string()),
-        )
+        .route("/flight/loader/load", get(load))
+        .route("/flight/config/countFlights", get(count))
+        .route("/flight/config/countFlightSegments", get(count_segments))
         .layer(middleware::from_fn(tell))
-        .with_state(Flights { key, version })
+        .with_state(flights);
+    Ok(routes)
 }
 
 async fn query(
@@ -133,9 +156,9 @@ async fn query(
     if slow.delay > 0 {
         tokio::time::sleep(Duration::from_millis(slow.delay.min(MAX_DELAY_MS))).await;
     }
-    let mut legs = vec![flights.on(&trip.from_airport, &trip.to_airport, &trip.from_date)?];
+    let mut legs = vec![flights.on(&trip.from_airport, &trip.to_airport, &trip.from_date).await?];
     if !trip.one_way {
-        legs.push(flights.on(&trip.to_airport, &trip.from_airport, &trip.return_date)?);
+        legs.push(flights.on(&trip.to_airport, &trip.from_airport, &trip.return_date).await?);
     }
     Ok(Json(json!({ "tripLegs": legs.len(), "tripFlights": legs })))
 }
@@ -150,31 +173,74 @@ async fn miles(
         .flight_segment
         .split_once('-')
         .ok_or_else(|| Failure::bad_request("flightSegment: expected FROM-TO, e.g. CDG-JFK"))?;
-    Ok(Json(json!({ "miles": distance(from, to)? })))
+    let of_day = flights.of_day(from, to).await?;
+    Ok(Json(json!({ "miles": of_day.first().map_or(0, |flight| flight.miles) })))
+}
+
+async fn load(State(flights): State<Flights>) -> Result<String, Failure> {
+    Ok(format!("loaded {} daily flights\n", flights.load().await?))
+}
+
+async fn count(State(flights): State<Flights>) -> Result<String, Failure> {
+    Ok(flights.timetable.count().await?.to_string())
+}
+
+async fn count_segments(State(flights): State<Flights>) -> Result<String, Failure> {
+    let of_segment = flights.version.departures().len() as u64;
+    Ok((flights.timetable.count().await? / of_segment).to_string())
 }
 
 impl Flights {
-    /// Returns the flights of one leg on a day; none if both airports are the same.
-    fn on(&self, from: &str, to: &str, date: &str) -> Result<Value, Failure> {
+    /// Writes the timetable. Returns the number of flights.
+    async fn load(&self) -> Result<usize, Failure> {
+        let mut all = Vec::new();
+        for (from, ..) in AIRPORTS {
+            for (to, ..) in AIRPORTS.iter().filter(|(to, ..)| *to != from) {
+                let miles = distance(from, to)?;
+                for (n, departure) in self.version.departures().iter().enumerate() {
+                    let flight = DailyFlight {
+                        number: format!("{from}{to}{n}"),
+                        departure: (*departure).to_owned(),
+                        miles,
+                        economy: 60 + miles / 10,
+                        first: 250 + miles / 2,
+                    };
+                    all.push((format!("{from}-{to}/{n}"), flight));
+                }
+            }
+        }
+        let number = all.len();
+        self.timetable.load(all).await?;
+        Ok(number)
+    }
+
+    /// Returns the flights of each day; none if both airports are the same.
+    async fn of_day(&self, from: &str, to: &str) -> Result<Vec<DailyFlight>, Failure> {
+        let found: Vec<DailyFlight> = self.timetable.starting_with(&format!("{from}-{to}/")).await?;
+        if found.is_empty() {
+            // Fails if there is no such airport.
+            distance(from, to)?;
+        }
+        Ok(found)
+    }
+
+    /// Returns the flights of one leg on a day.
+    async fn on(&self, from: &str, to: &str, date: &str) -> Result<Value, Failure> {
         let day = date.get(..10).filter(|day| is_date(day));
         let day =
             day.ok_or_else(|| Failure::bad_request(format!("invalid date {date:?}; expected YYYY-MM-DD")))?;
-        let miles = distance(from, to)?;
-        let departures = if from == to { &[] } else { self.version.departures() };
-        let options: Vec<Value> = departures
-            .iter()
-            .enumerate()
-            .map(|(n, time)| {
-                json!({
-                    "_id": format!("{from}{to}{n}.{day}"),
-                    "flightSegmentId": format!("{from}-{to}"),
-                    "scheduledDepartureTime": format!("{day}T{time}"),
-                    "economyClassBaseCost": 60 + miles / 10,
-                    "firstClassBaseCost": 250 + miles / 2,
-                    "flightSegment": { "originPort": from, "destPort": to, "miles": miles },
-                })
+        let of_day = self.of_day(from, to).await?;
+        let option = |DailyFlight { number, departure, miles, economy, first }: &DailyFlight| {
+            json!({
+                "_id": format!("{number}.{day}"),
+                "flightSegmentId": format!("{from}-{to}"),
+                "scheduledDepartureTime": format!("{day}T{departure}"),
+                "economyClassBaseCost": economy,
+                "firstClassBaseCost": first,
+                "flightSegment": { "originPort": from, "destPort": to, "miles": miles },
             })
-            .collect();
+        };
+        let options: Vec<Value> = of_day.iter().map(option).collect();
         Ok(json!({ "originPort": from, "destPort": to, "flightsOptions": options }))
     }
 }
@@ -201,15 +267,16 @@ fn distance(from: &str, to: &str) -> Result<i64, Failure> {
 }
 
 /// Returns two different airports at random.
-pub(crate) fn any_trip() -> (&'static str, &'static str) {
-    let from = fastrand::usize(..AIRPORTS.len());
-    let to = (from + fastrand::usize(1..AIRPORTS.len())) % AIRPORTS.len();
+pub(crate) fn any_trip(random: &mut fastrand::Rng) -> (&'static str, &'static str) {
+    let from = random.usize(..AIRPORTS.len());
+    let to = (from + random.usize(1..AIRPORTS.len())) % AIRPORTS.len();
     (AIRPORTS[from].0, AIRPORTS[to].0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::DatabaseSetting;
 
     #[test]
     fn distances_are_great_circle_miles() {
@@ -219,14 +286,17 @@ mod tests {
         assert!(distance("AMS", "XXX").is_err());
     }
 
-    #[test]
-    fn version_two_has_a_late_flight() {
-        let options = |version| {
+    #[tokio::test]
+    async fn version_two_has_a_late_flight() {
+        let options = async |version: Version| {
+            let timetable = Store::open(&DatabaseSetting::Temporary, version.table()).await.unwrap();
             let key = "0123456789abcdef0123456789abcdef".parse().unwrap();
-            let leg = Flights { key, version }.on("CDG", "JFK", "2026-05-01T00:00").unwrap();
+            let flights = Flights { key, version, timetable };
+            flights.load().await.unwrap();
+            let leg = flights.on("CDG", "JFK", "2026-05-01T00:00").await.unwrap();
             leg["flightsOptions"].as_array().unwrap().len()
         };
-        assert_eq!((options(Version::V1), options(Version::V2)), (2, 3));
+        assert_eq!((options(Version::V1).await, options(Version::V2).await), (2, 3));
     }
 
     #[test]

@@ -24,10 +24,22 @@ impl Failure {
         Self::new(StatusCode::NOT_FOUND, why)
     }
 
+    pub(crate) fn internal(why: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, why)
+    }
+
     pub(crate) fn bad_request(why: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, why)
     }
 }
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl std::error::Error for Failure {}
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {

@@ -6,11 +6,26 @@ use std::{
     time::Duration,
 };
 
+use hdrhistogram::Histogram;
 use serde::Serialize;
+
+/// Significant digits of latencies.
+const DIGITS: u8 = 3;
 
 /// The counters of one generator.
 #[derive(Debug, Default)]
 pub(crate) struct Stats(Mutex<Snapshot>);
+
+/// Times of calls in microseconds.
+#[derive(Clone, Debug)]
+pub(crate) struct Latencies(pub(crate) Histogram<u64>);
+
+impl Default for Latencies {
+    #[expect(clippy::expect_used, reason = "a constant: 0 to 5 digits are valid")]
+    fn default() -> Self {
+        Self(Histogram::new(DIGITS).expect("the number of digits is valid"))
+    }
+}
 
 /// All counters, as `/stats` shows them.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -23,6 +38,12 @@ pub(crate) struct Snapshot {
     pub(crate) flight_versions: BTreeMap<String, u64>,
     /// Number of searches with `x-canary: always` by the version of `flight` that answered.
     pub(crate) canary_flight_versions: BTreeMap<String, u64>,
+    /// Number of calls without a response yet.
+    #[serde(skip)]
+    pub(crate) active: u64,
+    /// Times of all calls.
+    #[serde(skip)]
+    pub(crate) latencies: Latencies,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -47,7 +68,12 @@ pub(crate) struct Call {
 }
 
 impl Stats {
-    /// Counts one call; `status` is `None` if there was no response.
+    /// Counts a call that begins.
+    pub(crate) fn begin(&self) {
+        self.lock().active += 1;
+    }
+
+    /// Counts the end of a call; `status` is `None` if there was no response.
     pub(crate) fn count(
         &self,
         name: &'static str,
@@ -56,6 +82,9 @@ impl Stats {
         took: Duration,
     ) {
         let mut all = self.lock();
+        all.active -= 1;
+        // The histogram grows as needed, up to the greatest number.
+        all.latencies.0.saturating_record(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
         let call = all.calls.entry(name).or_default();
         call.total += 1;
         let ms = took.as_secs_f64() * 1000.0;
@@ -74,6 +103,26 @@ impl Stats {
             }
         };
         *call.by_status.entry(status).or_default() += 1;
+    }
+
+    /// Begins a new window, whose counters are 0. Returns the earlier ones.
+    pub(crate) fn next_window(&self) -> Snapshot {
+        let mut all = self.lock();
+        let next = Snapshot { sessions: all.sessions.clone(), active: all.active, ..Snapshot::default() };
+        std::mem::replace(&mut *all, next)
+    }
+
+    /// Returns the number of calls without a response yet.
+    pub(crate) fn active(&self) -> u64 {
+        self.lock().active
+    }
+
+    /// Counts a session that is due. Returns false if it must be skipped because so many are active.
+    pub(crate) fn admit(&self, most: u64) -> bool {
+        let sessions = &mut self.lock().sessions;
+        let has_room = sessions.started - sessions.finished < most;
+        *(if has_room { &mut sessions.started } else { &mut sessions.skipped }) += 1;
+        has_room
     }
 
     /// Changes other counters.
@@ -104,6 +153,7 @@ mod tests {
     #[test]
     fn outcomes_are_counted_by_status_and_by_expectation() {
         let stats = Stats::default();
+        (0..3).for_each(|_| stats.begin());
         stats.count("forbidden", 403, Ok(403), Duration::from_millis(2));
         stats.count("forbidden", 403, Ok(200), Duration::from_millis(4));
         stats.count("login", 200, Err("refused".to_owned()), Duration::from_millis(1));

@@ -4,9 +4,11 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header::AUTHORIZATI
 use serde_json::Value;
 use tokio::net::TcpListener;
 
+use crate::store::tests::Postgres;
 use crate::{
     auth, booking, customer, flight,
     peers::{Answer, Client, Peer},
+    store::{DatabaseSetting, Store},
     token::Key,
 };
 
@@ -25,12 +27,17 @@ async fn listen(router: axum::Router) -> Peer {
     format!("http://{address}").parse().unwrap()
 }
 
-async fn world() -> World {
+/// Starts all services, each with a database of this kind.
+async fn world(database: &DatabaseSetting) -> World {
     let key: Key = "0123456789abcdef0123456789abcdef".parse().unwrap();
-    let customer = listen(customer::router(key.clone())).await;
-    let flight = listen(flight::router(key.clone(), flight::Version::V2)).await;
+    let store = async |table: &str| Store::open(database, table).await.unwrap();
+    let customer = listen(customer::router(key.clone(), store("customer").await).await.unwrap()).await;
+    let version = flight::Version::V2;
+    let timetable = store(version.table()).await;
+    let flight = listen(flight::router(key.clone(), version, timetable).await.unwrap()).await;
     let auth = listen(auth::router(key.clone(), customer.clone())).await;
-    let booking = listen(booking::router(key, customer.clone(), flight.clone())).await;
+    let bookings = store("booking").await;
+    let booking = listen(booking::router(key, customer.clone(), flight.clone(), bookings)).await;
     World { client: Client::new(), auth, customer, flight, booking }
 }
 
@@ -62,7 +69,17 @@ fn json(answer: &Answer) -> Value {
 
 #[tokio::test]
 async fn a_traveller_searches_books_and_cancels() {
-    let world = world().await;
+    book_and_cancel(&world(&DatabaseSetting::Temporary).await).await;
+}
+
+#[tokio::test]
+async fn a_traveller_books_with_postgresql() {
+    let Some(server) = Postgres::start() else { return };
+    book_and_cancel(&world(&server.setting().await).await).await;
+}
+
+/// Books a flight and cancels it. Checks the miles and the booking between.
+async fn book_and_cancel(world: &World) {
     let headers = world.login("uid7@email.com").await;
     let before = world.miles(&headers).await;
 
@@ -106,7 +123,7 @@ async fn a_traveller_searches_books_and_cancels() {
 
 #[tokio::test]
 async fn requests_without_a_valid_token_are_refused() {
-    let world = world().await;
+    let world = world(&DatabaseSetting::Temporary).await;
     let form = [("login", "uid7@email.com"), ("password", "wrong")];
     let answer = world.post(&world.auth, "/auth/login", &HeaderMap::new(), &form).await;
     assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
@@ -119,7 +136,7 @@ async fn requests_without_a_valid_token_are_refused() {
 
 #[tokio::test]
 async fn nothing_is_booked_if_a_service_is_unavailable() {
-    let world = world().await;
+    let world = world(&DatabaseSetting::Temporary).await;
     let headers = world.login("uid7@email.com").await;
     let form = [
         ("userid", "uid7@email.com"),
