@@ -24,6 +24,7 @@ mod sign;
 // In groups from top to bottom: a group uses the groups below it. Exception: `html` and `results` use `stage`.
 mod stage;
 
+mod airline;
 mod mesh;
 
 mod graph;

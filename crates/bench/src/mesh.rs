@@ -1,7 +1,7 @@
 //! A whole mesh under load: a service graph that `skysail up` runs, and a client in one of its pods.
 //!
 //! [`measure`] starts the mesh, applies the load, and accounts for sidecars, services and the control plane apart. The
-//! mesh has no sidecars, those of Skysail, or Envoys with the same configuration.
+//! mesh has no sidecars, those of Skysail, or Envoys with the same configuration. [`run`] also starts other meshes.
 
 use std::{
     collections::BTreeMap,
@@ -74,9 +74,12 @@ pub(crate) struct MeshMeasurement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum MeshPart {
+    /// Sidecars, and gateways.
     Sidecars,
     Services,
     Control,
+    /// Processes of a database outside of the mesh.
+    Database,
 }
 
 /// Cost of a part.
@@ -89,6 +92,70 @@ pub(crate) struct PartCost {
     pub(crate) rss_kb: u64,
 }
 
+/// A mesh that is ready.
+pub(crate) struct ReadyMesh<'a> {
+    programs: &'a MeshPrograms,
+    name: String,
+    folder: &'a Path,
+    pid: i32,
+    /// Seconds from the start of the mesh.
+    pub(crate) seconds: f64,
+}
+
+impl ReadyMesh<'_> {
+    /// Returns a command that runs this program in the network of a pod, with these arguments.
+    pub(crate) fn command(&self, workload: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.programs.skysail);
+        command
+            .args(["exec", "--name", &self.name, workload, "--"])
+            .arg(&self.programs.skysail)
+            .args(arguments);
+        command.kill_on_drop(true);
+        command
+    }
+
+    /// Returns the processes by part.
+    ///
+    /// # Errors
+    /// The number of sidecars is not the expected one.
+    pub(crate) fn parts(&self, expected: u64) -> anyhow::Result<BTreeMap<MeshPart, Vec<i32>>> {
+        let parts = parts(self.pid, self.programs);
+        let sidecars = parts.get(&MeshPart::Sidecars).map_or(0, Vec::len);
+        ensure!(sidecars as u64 == expected, "the mesh has {sidecars} sidecars in place of {expected}");
+        Ok(parts)
+    }
+}
+
+/// Starts a mesh with these objects as YAML, calls `measure` once it is ready, and ends it. `workloads` are those with
+/// sidecars, as NAMESPACE/NAME. The metrics of all sidecars are read once in the time of a window.
+///
+/// # Errors
+/// The mesh does not become ready, or `measure` fails.
+pub(crate) async fn run<T>(
+    (objects, workloads): (&str, &[String]),
+    programs: &MeshPrograms,
+    window: Duration,
+    measure: impl AsyncFnOnce(&ReadyMesh<'_>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let folder = tempfile::Builder::new().prefix("skysail-bench-").tempdir()?;
+    fs::write(folder.path().join("mesh.yaml"), objects)?;
+    let name = format!("bench-{}", std::process::id());
+    let scheduling = Scheduling::default();
+    let command = up(workloads, programs, (&name, window));
+    let began = Instant::now();
+    let mut mesh = Running::start("mesh", &command, folder.path(), scheduling)?;
+    let measured = async {
+        mesh.printed(IS_READY, READY).await?;
+        ensure!(mesh.count_lines(IS_LATE) == 0, "not all sidecars have their configuration within 10 s");
+        let (folder, pid, seconds) = (folder.path(), mesh.pid(), began.elapsed().as_secs_f64());
+        measure(&ReadyMesh { programs, name, folder, pid, seconds }).await
+    };
+    let measured = measured.await;
+    let output = mesh.output_tail();
+    mesh.stop().await;
+    measured.with_context(|| format!("the mesh printed {output:?}"))
+}
+
 /// Starts a mesh, measures it under load, and ends it.
 ///
 /// # Errors
@@ -98,39 +165,20 @@ pub(crate) async fn measure(
     programs: &MeshPrograms,
     load: &MeshLoad,
 ) -> anyhow::Result<MeshMeasurement> {
-    let folder = tempfile::Builder::new().prefix("skysail-bench-").tempdir()?;
-    fs::write(folder.path().join("mesh.yaml"), &deployment.objects)?;
-    let name = format!("bench-{}", std::process::id());
-    let scheduling = Scheduling::default();
-    let command = up(deployment, programs, (&name, load.window));
-    let began = Instant::now();
-    let mut mesh = Running::start("mesh", &command, folder.path(), scheduling)?;
-    let measured = async {
-        mesh.printed(IS_READY, READY).await?;
-        ensure!(mesh.count_lines(IS_LATE) == 0, "not all sidecars have their configuration within 10 s");
-        let ready_seconds = began.elapsed().as_secs_f64();
-        let client = MeshClient { programs, name, url: &deployment.url, folder: folder.path() };
-        under_load(&mesh, deployment, &client, load, ready_seconds).await
-    };
-    let measured = measured.await;
-    let output = mesh.output_tail();
-    mesh.stop().await;
-    measured.with_context(|| format!("the mesh printed {output:?}"))
+    let mesh = (&*deployment.objects, &*deployment.workloads);
+    run(mesh, programs, load.window, async |mesh| under_load(mesh, deployment, load).await).await
 }
 
 /// Measures a mesh that is ready, under load and then without it.
 async fn under_load(
-    mesh: &Running,
+    mesh: &ReadyMesh<'_>,
     deployment: &GraphDeployment,
-    client: &MeshClient<'_>,
     load: &MeshLoad,
-    ready_seconds: f64,
 ) -> anyhow::Result<MeshMeasurement> {
+    let client = MeshClient { mesh, url: &deployment.url };
     client.send(load, load.warmup).await?;
-    let parts = parts(mesh.pid(), client.programs);
+    let parts = mesh.parts(if mesh.programs.sidecars.is_some() { deployment.pods } else { 0 })?;
     let sidecars = parts.get(&MeshPart::Sidecars).map_or(0, Vec::len);
-    let expected = if client.programs.sidecars.is_some() { deployment.pods } else { 0 };
-    ensure!(sidecars as u64 == expected, "the mesh has {sidecars} sidecars in place of {expected}");
     let cpu = || -> anyhow::Result<(Instant, BTreeMap<MeshPart, Cpu>)> {
         let cpu = parts.iter().map(|(part, pids)| Ok((*part, accounting::cpu(pids)?)));
         Ok((Instant::now(), cpu.collect::<anyhow::Result<_>>()?))
@@ -152,7 +200,7 @@ async fn under_load(
     Ok(MeshMeasurement {
         pods: deployment.pods,
         sidecars,
-        ready_seconds,
+        ready_seconds: mesh.seconds,
         seconds: (after.0 - before.0).as_secs_f64(),
         requests: sent.due,
         failed: sent.due - sent.good,
@@ -176,18 +224,14 @@ fn used(
 }
 
 /// Returns the command of the mesh. The metrics of all sidecars are read once in the time of a window.
-fn up(
-    deployment: &GraphDeployment,
-    programs: &MeshPrograms,
-    (name, window): (&str, Duration),
-) -> Vec<OsString> {
+fn up(workloads: &[String], programs: &MeshPrograms, (name, window): (&str, Duration)) -> Vec<OsString> {
     let mut command: Vec<OsString> = vec![programs.skysail.clone().into()];
     command.extend(["up", "mesh.yaml", "--name", name, "--ready-within", "300s"].map(OsString::from));
     command.extend(["--metrics-interval".into(), format!("{}s", window.as_secs_f64()).into()]);
     match &programs.sidecars {
         None => command.push("--plain".into()),
         Some((Peer::Envoy, program)) => {
-            for workload in &deployment.workloads {
+            for workload in workloads {
                 command.push("--envoy".into());
                 command.push(format!("{workload}={}", program.display()).into());
             }
@@ -224,18 +268,15 @@ fn part(words: &[&str], envoy: Option<&Path>) -> Option<MeshPart> {
         [_, "proxy", rest @ ..] if rest.contains(&"--envoy") => None,
         [_, "proxy", ..] => Some(MeshPart::Sidecars),
         [_, "control", ..] => Some(MeshPart::Control),
-        [_, "bench", "graph", "serve", ..] => Some(MeshPart::Services),
+        [_, "bench", "graph", "serve", ..] | [_, "workload", "airline", ..] => Some(MeshPart::Services),
         _ => None,
     }
 }
 
 /// The client in its pod.
 struct MeshClient<'a> {
-    programs: &'a MeshPrograms,
-    /// Name of the mesh.
-    name: String,
+    mesh: &'a ReadyMesh<'a>,
     url: &'a str,
-    folder: &'a Path,
 }
 
 /// Result of a load.
@@ -253,17 +294,15 @@ struct SentLoad {
 impl MeshClient<'_> {
     /// Sends requests for some time.
     async fn send(&self, load: &MeshLoad, time: Duration) -> anyhow::Result<SentLoad> {
-        let result = self.folder.join("load.json");
+        let result = self.mesh.folder.join("load.json");
         let percentiles = PERCENTILES.map(|(_, percentile)| percentile.to_string()).join(",");
-        let output = Command::new(&self.programs.skysail)
-            .args(["exec", "--name", &self.name, CLIENT, "--"])
-            .arg(&self.programs.skysail)
-            .args(["load", "-quiet", "-allow-initial-errors", "-p", &percentiles])
+        let output = self
+            .mesh
+            .command(CLIENT, &["load", "-quiet", "-allow-initial-errors", "-p", &percentiles])
             .args(["-qps", &load.rate.to_string(), "-c", &load.connections.to_string()])
             .args(["-t", &format!("{}s", time.as_secs_f64()), "-json"])
             .arg(&result)
             .arg(self.url)
-            .kill_on_drop(true)
             .output()
             .await?;
         let text = fs::read_to_string(&result);
@@ -316,6 +355,7 @@ mod tests {
             (&["/bin/skysail", "control"], Some(MeshPart::Control)),
             (&["/bin/skysail", "bench", "graph", "serve"], Some(MeshPart::Services)),
             (&["/bin/skysail", "workload", "echo"], None),
+            (&["/bin/skysail", "workload", "airline", "auth"], Some(MeshPart::Services)),
             (&["/bin/skysail", "up-inside", "proxy"], None),
             (&[], None),
         ] {

@@ -1,13 +1,15 @@
 //! `skysail bench run`, `report` and `diff`: scenarios as files, and their results.
 //!
 //! [`study`] reads scenarios and results of all studies. [`generation`] is the study of the generation of configuration,
-//! [`mesh`] that of a whole mesh, [`networks`] that of networks of several kinds, [`command`] those of other benchmarks; they
-//! are studies of [`cases`]. [`site`] shows the history of all results, [`size`](mod@size) computes the size of a mesh from them. The other modules are those of
+//! [`mesh`] that of a whole mesh, [`networks`] that of networks of several kinds, [`airline`] that of the airline
+//! example, [`command`] those of other benchmarks; they are studies of [`cases`]. [`site`] shows the history of all
+//! results, [`size`](mod@size) computes the size of a mesh from them. The other modules are those of
 //! traffic: [`format`](mod@format) reads a scenario.
 //! [`run`](mod@run) takes its turns and stores a [`ScenarioResult`]. [`table`] and [`page`](mod@page) with [`figures`] show
 //! results together with figures that others have published. [`diff`](mod@diff) compares two results. [`csv`] reads and
 //! writes the columns of Istio's `benchmark.csv`.
 
+mod airline;
 mod cases;
 mod command;
 mod csv;

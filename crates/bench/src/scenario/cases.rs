@@ -79,7 +79,7 @@ pub(super) trait CaseStudy: Clone + Debug + Serialize + DeserializeOwned {
     /// Returns the figures that others have published.
     fn published(&self) -> &[PublishedCase];
 
-    /// Returns the figures of a group. Less is better in all of them.
+    /// Returns the figures of a group.
     fn figures(group: Self::Group) -> &'static [Figure];
 
     /// Returns the title of a group.

@@ -83,6 +83,15 @@ impl Verdict {
         }
     }
 
+    /// Returns the verdict of a figure of which more is better.
+    pub(super) fn reversed(self) -> Self {
+        match self {
+            Self::Better => Self::Worse,
+            Self::Worse => Self::Better,
+            other => other,
+        }
+    }
+
     /// Returns true if a result lacks the figure.
     pub(super) fn is_incomplete(self) -> bool {
         matches!(self, Self::OnlyInA | Self::OnlyInB | Self::InNeither)
@@ -141,6 +150,7 @@ pub(crate) fn diff(args: &DiffArgs) -> anyhow::Result<bool> {
         (AnyResult::Mesh(first), AnyResult::Mesh(second)) => cases::diff(args, &first, &second),
         (AnyResult::Command(first), AnyResult::Command(second)) => cases::diff(args, &first, &second),
         (AnyResult::Networks(first), AnyResult::Networks(second)) => cases::diff(args, &first, &second),
+        (AnyResult::Airline(first), AnyResult::Airline(second)) => cases::diff(args, &first, &second),
         _ => bail!("A and B are results of different studies; compare results of the same scenario"),
     }
 }
@@ -372,7 +382,7 @@ pub(super) fn explain(
     let range = strata.map_or_else(String::new, |strata| format!(", and its range over the {strata}"));
     let place = strata.map_or_else(String::new, |strata| format!(" at these {strata}"));
     let mut lines = vec![format!(
-        "B / A: ratio of the medians{range}; less is better. A figure is better or worse if it changed by at least {} % with \
+        "B / A: ratio of the medians{range}; less is better, except for calls/s. A figure is better or worse if it changed by at least {} % with \
          a confidence of at least {} % (stratified Mann-Whitney test, two-sided), otherwise the same. Each figure is tested \
          separately, so some of many figures differ by chance.",
         args.threshold, args.confidence

@@ -39,6 +39,8 @@ pub(super) enum Study {
     Dns,
     /// Requests through sidecars over networks of several kinds.
     Networks,
+    /// The airline example.
+    Airline,
 }
 
 impl Study {
@@ -121,10 +123,19 @@ pub(super) struct Figure {
     pub(super) title: &'static str,
     pub(super) unit: f64,
     pub(super) digits: usize,
+    /// More is better. Of other figures, less is better.
+    pub(super) is_gain: bool,
 }
 
 pub(super) const fn figure(metric: &'static str, title: &'static str, unit: f64, digits: usize) -> Figure {
-    Figure { metric, title, unit, digits }
+    Figure { metric, title, unit, digits, is_gain: false }
+}
+
+impl Figure {
+    /// Returns the figure as one of which more is better.
+    pub(super) const fn gain(self) -> Self {
+        Self { is_gain: true, ..self }
+    }
 }
 
 impl Measure {

@@ -5,7 +5,10 @@
 mod format;
 mod run;
 
-pub(super) use self::{format::MeshScenario, run::run};
+pub(super) use self::{
+    format::{MeshScenario, check_names, check_peers},
+    run::run,
+};
 
 #[cfg(test)]
 mod tests;

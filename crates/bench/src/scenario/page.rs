@@ -106,6 +106,7 @@ pub(super) fn section_of(result: &AnyResult, further: &[Published], figures: &mu
         AnyResult::Mesh(result) => cases::section(result, figures),
         AnyResult::Command(result) => cases::section(result, figures),
         AnyResult::Networks(result) => cases::section(result, figures),
+        AnyResult::Airline(result) => cases::section(result, figures),
     }
 }
 

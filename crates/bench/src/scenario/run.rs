@@ -11,6 +11,7 @@ use skysail_core::stdio;
 
 use super::{
     BENCHMARK, ScenarioResult,
+    airline::{self, AirlineScenario},
     cases::{self, CaseResult, CaseStudy},
     command::{self, CommandScenario},
     csv,
@@ -70,6 +71,7 @@ enum PreparedCases {
     Generation(GenerationScenario),
     Mesh(MeshScenario, Vec<(Peer, PathBuf)>),
     Command(CommandScenario, PathBuf),
+    Airline(AirlineScenario, Vec<(Peer, PathBuf)>),
 }
 
 impl PreparedCases {
@@ -89,6 +91,10 @@ impl PreparedCases {
             Self::Command(scenario, program) => {
                 let machine = stage::observe_machine("a namespace for each turn");
                 publish_cases(&command::run(scenario, size, rounds, &program, machine)?, file, output)
+            }
+            Self::Airline(scenario, peers) => {
+                let machine = stage::observe_machine("a namespace for each pod");
+                publish_cases(&airline::run(scenario, size, rounds, &peers, machine)?, file, output)
             }
         }
     }
@@ -134,6 +140,12 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
                 let program = args.environment.own_program(&scenario.name)?;
                 let file = ResultFile::in_folder(&folder, &scenario.name)?;
                 of_cases.push((PreparedCases::Command(scenario, program), file));
+            }
+            AnyScenario::Airline(scenario) => {
+                let peers = args.environment.programs(&scenario.peers)?;
+                scenario.check_peers(&peers)?;
+                let file = ResultFile::in_folder(&folder, &scenario.name)?;
+                of_cases.push((PreparedCases::Airline(scenario, peers), file));
             }
         }
     }

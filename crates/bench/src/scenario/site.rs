@@ -211,6 +211,7 @@ impl StoredResult {
             AnyResult::Mesh(result) => facts_of_cases(result),
             AnyResult::Command(result) => facts_of_cases(result),
             AnyResult::Networks(result) => facts_of_cases(result),
+            AnyResult::Airline(result) => facts_of_cases(result),
         }
     }
 
@@ -230,6 +231,7 @@ impl StoredResult {
             AnyResult::Mesh(result) => values_of_cases(result),
             AnyResult::Command(result) => values_of_cases(result),
             AnyResult::Networks(result) => values_of_cases(result),
+            AnyResult::Airline(result) => values_of_cases(result),
         }
     }
 

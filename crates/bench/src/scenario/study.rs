@@ -7,8 +7,9 @@ use serde_json::Value;
 use skysail_yaml::Node;
 
 use super::{
-    BENCHMARK, ScenarioResult, cases::CaseResult, command::CommandScenario, document, format::Scenario,
-    generation::GenerationScenario, mesh::MeshScenario, networks::NetworksScenario,
+    BENCHMARK, ScenarioResult, airline::AirlineScenario, cases::CaseResult, command::CommandScenario,
+    document, format::Scenario, generation::GenerationScenario, mesh::MeshScenario,
+    networks::NetworksScenario,
 };
 use crate::results;
 
@@ -18,6 +19,8 @@ const GENERATION: &str = "generation";
 const MESH: &str = "mesh";
 /// Value of `study` in scenarios of networks.
 const NETWORKS: &str = "networks";
+/// Value of `study` in scenarios of the airline example.
+const AIRLINE: &str = "airline";
 /// Values of `study` in scenarios of other benchmarks.
 const COMMANDS: [&str; 2] = ["control", "dns"];
 /// Maximum size of a result file in bytes.
@@ -30,6 +33,7 @@ pub(super) enum AnyScenario {
     Mesh(MeshScenario),
     Command(CommandScenario),
     Networks(NetworksScenario),
+    Airline(AirlineScenario),
 }
 
 /// A result of any study.
@@ -39,6 +43,7 @@ pub(super) enum AnyResult {
     Mesh(Box<CaseResult<MeshScenario>>),
     Command(Box<CaseResult<CommandScenario>>),
     Networks(Box<CaseResult<NetworksScenario>>),
+    Airline(Box<CaseResult<AirlineScenario>>),
 }
 
 impl AnyScenario {
@@ -57,6 +62,7 @@ impl AnyScenario {
             Some(GENERATION) => GenerationScenario::of(root).map(Self::Generation),
             Some(MESH) => MeshScenario::of(root).map(Self::Mesh),
             Some(NETWORKS) => NetworksScenario::of(root).map(Self::Networks),
+            Some(AIRLINE) => AirlineScenario::of(root).map(Self::Airline),
             Some(study) if COMMANDS.contains(&study) => CommandScenario::of(root).map(Self::Command),
             _ => Scenario::of(root).map(Self::Traffic),
         }
@@ -79,6 +85,7 @@ pub(super) fn parse(text: &[u8]) -> anyhow::Result<Option<AnyResult>> {
         Some(GENERATION) => AnyResult::Generation(Box::new(CaseResult::of(value)?)),
         Some(MESH) => AnyResult::Mesh(Box::new(CaseResult::of(value)?)),
         Some(NETWORKS) => AnyResult::Networks(Box::new(CaseResult::of(value)?)),
+        Some(AIRLINE) => AnyResult::Airline(Box::new(CaseResult::of(value)?)),
         Some(study) if COMMANDS.contains(&study) => AnyResult::Command(Box::new(CaseResult::of(value)?)),
         _ => AnyResult::Traffic(Box::new(ScenarioResult::of(value)?)),
     }))

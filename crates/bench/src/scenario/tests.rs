@@ -1,6 +1,7 @@
 use std::{collections::BTreeMap, fs};
 
 use super::{
+    airline::AirlineScenario,
     command::CommandScenario,
     diff::{DiffRow, Verdict, compare},
     format::{Measure, Published, PublishedRow},
@@ -130,6 +131,7 @@ fn all_scenarios_of_the_repository_are_valid() {
         | AnyScenario::Generation(GenerationScenario { name, .. })
         | AnyScenario::Mesh(MeshScenario { name, .. })
         | AnyScenario::Networks(NetworksScenario { name, .. })
+        | AnyScenario::Airline(AirlineScenario { name, .. })
         | AnyScenario::Command(CommandScenario { name, .. })) = &scenario;
         assert_eq!(file.file_stem().unwrap().to_str(), Some(name.as_str()), "the file has the name");
         let AnyScenario::Traffic(scenario) = scenario else { continue };

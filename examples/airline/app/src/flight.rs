@@ -266,6 +266,11 @@ fn distance(from: &str, to: &str) -> Result<i64, Failure> {
     Ok((2.0 * 3958.8 * half.sqrt().asin()).round() as i64)
 }
 
+/// Returns the codes of all airports.
+pub(crate) fn airports() -> impl Iterator<Item = &'static str> {
+    AIRPORTS.iter().map(|(code, ..)| *code)
+}
+
 /// Returns two different airports at random.
 pub(crate) fn any_trip(random: &mut fastrand::Rng) -> (&'static str, &'static str) {
     let from = random.usize(..AIRPORTS.len());

@@ -98,8 +98,8 @@ struct KeyArg {
 struct DatabaseArg {
     /// Database of the service: a file, or PostgreSQL by the URL postgresql://USER:PASSWORD@HOST/NAME, which may have a
     /// parameter `host` with the folder of a socket. `temporary` is a file that is removed when the service ends.
-    #[arg(long = "database", env = "DATABASE", default_value = "temporary", hide_env_values = true)]
-    value: DatabaseSetting,
+    #[arg(long, env = "DATABASE", default_value = "temporary", hide_env_values = true)]
+    database: DatabaseSetting,
 }
 
 /// Runs one of the services until SIGTERM or SIGINT.
@@ -143,15 +143,15 @@ impl Service {
             Self::Main => Ok(site::router()),
             Self::Auth { key, customer_url } => Ok(auth::router(key.value, customer_url)),
             Self::Customer { key, database } => {
-                let store = Store::open(&database.value, "customer").await?;
+                let store = Store::open(&database.database, "customer").await?;
                 Ok(customer::router(key.value, store).await?)
             }
             Self::Flight { key, version, database } => {
-                let store = Store::open(&database.value, version.table()).await?;
+                let store = Store::open(&database.database, version.table()).await?;
                 Ok(flight::router(key.value, version, store).await?)
             }
             Self::Booking { key, customer_url, flight_url, database } => {
-                let store = Store::open(&database.value, "booking").await?;
+                let store = Store::open(&database.database, "booking").await?;
                 Ok(booking::router(key.value, customer_url, flight_url, store))
             }
             Self::Traffic(args) => Ok(traffic::start(args)),

@@ -3,7 +3,7 @@
 //! With `--rate`, sessions start on a fixed schedule (open loop). With `--users`, this number of travellers has one
 //! session after another (closed loop), like the threads of Acme Air's JMeter script.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::ensure;
 use axum::http::{HeaderMap, Method, StatusCode};
@@ -13,7 +13,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use crate::{
     session::{Mix, Travel},
-    stats::Snapshot,
+    stats::{Call, Sessions},
 };
 
 /// Time for which calls may be unanswered after the end.
@@ -61,9 +61,10 @@ struct LoadResult<'a> {
     unanswered: u64,
     /// All calls, with those of the warm-up.
     all_calls: u64,
-    latency_us: std::collections::BTreeMap<&'static str, u64>,
-    #[serde(flatten)]
-    counted: &'a Snapshot,
+    latency_us: BTreeMap<&'static str, u64>,
+    /// Sessions in the measured time.
+    sessions: Sessions,
+    by_name: &'a BTreeMap<&'static str, Call>,
 }
 
 /// Runs the load and prints the result.
@@ -106,7 +107,8 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         unanswered: travel.stats.active(),
         all_calls: warmup.totals().0 + travel.stats.snapshot().totals().0,
         latency_us: PERCENTILES.map(of).into(),
-        counted: &counted,
+        sessions: counted.sessions.since(&warmup.sessions),
+        by_name: &counted.calls,
     };
     Ok(stdio::print(serde_json::to_string(&result)?)?)
 }

@@ -1,16 +1,15 @@
-//! `main`: the page for a traveller's browser.
+//! `main`: the page for a traveller's browser. Its script calls the other services by their paths at the same address, so
+//! the page needs an ingress gateway that routes these paths (`examples/airline-ingress`).
 
 use axum::{Router, response::Html, routing::get};
 
-const PAGE: &str = "<!doctype html>
-<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Airline</title></head>
-<body><h1>Airline</h1>
-<p>Log in with <code>POST /auth/login</code>, look for flights with <code>POST /flight/queryflights</code>,
-book with <code>POST /booking/bookflights</code>, see your bookings at <code>GET /booking/byuser/ID</code>.</p>
-</body></html>
-";
+use crate::flight;
+
+const PAGE: &str = include_str!("page.html");
 
 /// Returns the routes: the page at `/`.
 pub(crate) fn router() -> Router {
-    Router::new().route("/", get(async || Html(PAGE)))
+    let airports: Vec<String> = flight::airports().map(|code| format!("\"{code}\"")).collect();
+    let page = PAGE.replace("__AIRPORTS__", &format!("[{}]", airports.join(",")));
+    Router::new().route("/", get(async || Html(page)))
 }

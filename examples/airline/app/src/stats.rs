@@ -9,8 +9,8 @@ use std::{
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// Significant digits of latencies.
-const DIGITS: u8 = 3;
+/// Maximum of a latency in microseconds: greater ones are counted as an hour.
+const MAX_LATENCY: u64 = 3_600_000_000;
 
 /// The counters of one generator.
 #[derive(Debug, Default)]
@@ -21,9 +21,9 @@ pub(crate) struct Stats(Mutex<Snapshot>);
 pub(crate) struct Latencies(pub(crate) Histogram<u64>);
 
 impl Default for Latencies {
-    #[expect(clippy::expect_used, reason = "a constant: 0 to 5 digits are valid")]
+    #[expect(clippy::expect_used, reason = "the bounds are constants")]
     fn default() -> Self {
-        Self(Histogram::new(DIGITS).expect("the number of digits is valid"))
+        Self(Histogram::new_with_bounds(1, MAX_LATENCY, 3).expect("the bounds are valid"))
     }
 }
 
@@ -83,7 +83,6 @@ impl Stats {
     ) {
         let mut all = self.lock();
         all.active -= 1;
-        // The histogram grows as needed, up to the greatest number.
         all.latencies.0.saturating_record(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
         let call = all.calls.entry(name).or_default();
         call.total += 1;
@@ -136,6 +135,17 @@ impl Stats {
 
     fn lock(&self) -> MutexGuard<'_, Snapshot> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Sessions {
+    /// Returns the sessions since an earlier count.
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        Self {
+            started: self.started - earlier.started,
+            finished: self.finished - earlier.finished,
+            skipped: self.skipped - earlier.skipped,
+        }
     }
 }
 

@@ -73,6 +73,7 @@ pub(in crate::scenario) fn compare<S: CaseStudy>(
             let mut limits = second.scenario.limits().iter();
             let has_limit = limits.any(|limit| limit.case == case && limit.metric == figure.metric);
             let (verdict, change) = match judge(std::slice::from_ref(&stratum), bounds) {
+                Some((verdict, change)) if figure.is_gain => (verdict.reversed(), Some(change)),
                 Some((verdict, change)) => (verdict, Some(change)),
                 None if !stratum.first.is_empty() => (Verdict::OnlyInA, None),
                 None if !stratum.second.is_empty() => (Verdict::OnlyInB, None),

@@ -160,17 +160,7 @@ impl MeshScenario {
 
     /// Fails if the scenario cannot be run with one of these peers.
     pub(in crate::scenario) fn check_peers(&self, peers: &[(Peer, PathBuf)]) -> anyhow::Result<()> {
-        for (peer, program) in peers {
-            let refused = unable(*peer);
-            ensure!(refused.is_none(), "{}: --peers: {}", self.name, refused.unwrap_or_default());
-            ensure!(
-                *peer != Peer::Skysail || Peer::has_subcommands(program),
-                "{}: --skysail {}: the mesh needs the program skysail, which has the control plane too",
-                self.name,
-                program.display()
-            );
-        }
-        Ok(())
+        check_peers(&self.name, peers)
     }
 
     fn check(&self) -> Checked {
@@ -184,10 +174,7 @@ impl MeshScenario {
             within(&field("rate"), f64::from(mesh.rate), 1.0, 1e5)?;
             within(&field("connections"), f64::from(mesh.connections), 1.0, 1_024.0)?;
         }
-        distinct("peers", &self.peers, 2)?;
-        for (index, peer) in self.peers.iter().enumerate() {
-            unable(*peer).map_or(Ok(()), |reason| Err((format!("peers[{index}]"), reason)))?;
-        }
+        check_names(&self.peers)?;
         distinct("measure", &self.measure, MeshMeasure::ALL.len())?;
         let figures = MeshMeasure::ALL.iter().flat_map(|group| group.figures());
         let cases = self.cases(SizeName::Default, &self.peers);
@@ -234,6 +221,29 @@ impl MeshScenario {
         };
         if sidecars == 0 { Vec::new() } else { scales.into_iter().map(line).collect() }
     }
+}
+
+/// Fails if a scenario of this name cannot be run with one of these peers.
+pub(in crate::scenario) fn check_peers(name: &str, peers: &[(Peer, PathBuf)]) -> anyhow::Result<()> {
+    for (peer, program) in peers {
+        let refused = unable(*peer);
+        ensure!(refused.is_none(), "{name}: --peers: {}", refused.unwrap_or_default());
+        ensure!(
+            *peer != Peer::Skysail || Peer::has_subcommands(program),
+            "{name}: --skysail {}: the mesh needs the program skysail, which has the control plane too",
+            program.display()
+        );
+    }
+    Ok(())
+}
+
+/// Checks the peers of a scenario.
+pub(in crate::scenario) fn check_names(peers: &[Peer]) -> Checked {
+    distinct("peers", peers, 2)?;
+    for (index, peer) in peers.iter().enumerate() {
+        unable(*peer).map_or(Ok(()), |reason| Err((format!("peers[{index}]"), reason)))?;
+    }
+    Ok(())
 }
 
 /// Returns why a mesh cannot have the sidecars of a peer.
