@@ -98,6 +98,27 @@ fn travellers_get_responses(mesh: &Mesh) {
     });
 }
 
+/// The page of `main` and the calls of its script pass the gateway. Paths for services only are refused.
+#[test]
+fn the_page_and_its_calls_pass_the_gateway() {
+    let ingress = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/airline-ingress");
+    let mesh = airline().with(&[ingress.to_str().unwrap(), "--name", "airline-ingress"]).ready();
+    let url = |path: &str| format!("http://ingress:8080{path}");
+    mesh.wait_status("traffic", &url("/"), &[], 200);
+    let page = mesh.call("traffic", &url("/"), &[]).body;
+    assert!(page.contains("<h1>Airline</h1>") && page.contains(r#"const AIRPORTS = ["AMS","#), "{page}");
+    let form = ["-X", "POST", "-H", FORM, "-d", "login=uid0@email.com&password=password"];
+    let login = mesh.call("traffic", &url("/auth/login"), &form);
+    assert_eq!(login.status, Some(200), "{login:?}");
+    for path in
+        ["/customer/config/countCustomers", "/flight/config/countFlights", "/booking/config/countBookings"]
+    {
+        assert_eq!(mesh.call("traffic", &url(path), &[]).status, Some(200), "{path}");
+    }
+    let denied = mesh.call("traffic", &url("/customer/internal/validateid"), &form);
+    assert_eq!(denied.status, Some(403), "{denied:?}");
+}
+
 /// The result for scripts: one JSON document and the exit code.
 #[test]
 fn the_result_has_every_edge() {

@@ -373,6 +373,47 @@ fn tiny_scenarios_of_grpc_and_tcp_measure_all_topologies() {
 }
 
 #[test]
+fn a_tiny_scenario_of_the_airline_measures_its_variants() {
+    let folder = tempfile::tempdir().unwrap();
+    let printed = tiny(folder.path(), "airline");
+    assert_eq!(printed["violations"], serde_json::json!([]));
+    let runs = printed["runs"].as_array().unwrap();
+    let cases: Vec<&str> = runs.iter().map(|run| run["case"].as_str().unwrap()).collect();
+    assert_eq!(cases, ["none", "ingress-only/skysail", "no-policy/skysail", "full/skysail"]);
+    for (run, sidecars) in runs.iter().zip([0, 1, 7, 7]) {
+        assert_eq!(run["sidecars"].as_u64(), Some(sidecars), "{run}");
+        for trial in ["at_rate", "of_users", "within_limit"].map(|name| &run[name]) {
+            let number = |name: &str| trial[name].as_u64().unwrap();
+            assert_eq!(number("failed"), 0, "{run}");
+            let by_name = trial["by_name"].as_object().unwrap();
+            assert_eq!(
+                by_name.values().map(|of| of.as_u64().unwrap()).sum::<u64>(),
+                number("calls"),
+                "{run}"
+            );
+            // Most calls of the mix are searches.
+            assert!(by_name["queryflights"].as_u64() > Some(number("calls") / 3), "{run}");
+            let latency = ["p50", "p90", "p99"].map(|name| trial["latency_us"][name].as_f64().unwrap());
+            assert!(latency[0] > 0.0 && latency.is_sorted(), "{run}");
+        }
+        let searched = run["searched"].as_array().unwrap();
+        assert!(searched.iter().any(|of| of[1] == true), "{run}");
+        for part in ["services", "sidecars", "control"] {
+            let cost = &run["parts"][part];
+            assert_eq!(
+                cost["rss_kb"].as_u64() > Some(0),
+                part == "services" || sidecars > 0,
+                "{part}: {run}"
+            );
+        }
+    }
+    let drawn = bench(folder.path(), &["report", "results", "--html", "page.html"]);
+    assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
+    let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
+    assert!(page.contains("Istio 1.2.3, full") && page.contains("relative to ingress-only"), "{page}");
+}
+
+#[test]
 fn a_tiny_scenario_of_networks_measures_those_of_the_kernel_and_names_the_others() {
     let folder = tempfile::tempdir().unwrap();
     let printed = tiny(folder.path(), "networks");

@@ -74,7 +74,7 @@ impl PostgresServer {
                 .map(Into::into),
         );
         start.extend([files.clone().into(), "-D".into(), data.into()]);
-        let scheduling = Scheduling { realtime: false, first: false, cpus: None };
+        let scheduling = Scheduling::default();
         let mut server = Running::start("postgres", &start, folder.path(), scheduling)?;
         server.printed("ready to accept connections", READY).await?;
         Ok(Self { server, folder })
