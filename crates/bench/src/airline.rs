@@ -29,8 +29,8 @@ const MOST: f64 = 1.1;
 const MAX_LOWER: u32 = 4;
 /// Maximum growth of the number of active sessions, as a share of those that start, or as a number.
 const GROWTH: (f64, f64) = (0.1, 3.0);
-/// Customers in the database.
-const CUSTOMERS: &str = "10000";
+/// Minimum number of calls of a load, which a slow machine answers later than the window ends.
+const LEAST_CALLS: &str = "60";
 
 /// Databases of the services.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +51,8 @@ pub(crate) struct AirlineLoad {
     pub(crate) rate: u32,
     /// Travellers without pauses, for the throughput without a latency limit.
     pub(crate) users: u32,
+    /// Customers in the database.
+    pub(crate) loaded: u32,
     /// Customers that travel, each in at most one session at a time.
     pub(crate) customers: u32,
     /// Mean pause between two calls of a session, in milliseconds. The users have none.
@@ -149,7 +151,8 @@ impl AirlineDriver<'_> {
         let AirlineLoad { rate, users, .. } = *self.load;
         let rate = f64::from(rate);
         // Loads the databases, opens all connections, and lets the sidecars learn their routes.
-        self.send(&["--rate", &rate.to_string(), "--load-databases", CUSTOMERS], self.load.pause_ms).await?;
+        let loaded = self.load.loaded.to_string();
+        self.send(&["--rate", &rate.to_string(), "--load-databases", &loaded], self.load.pause_ms).await?;
         let sidecars = self.objects.with_sidecars.len() as u64;
         let mut parts = self.mesh.parts(sidecars)?;
         if let Some(server) = server {
@@ -224,7 +227,7 @@ impl AirlineDriver<'_> {
     async fn send(&self, amount: &[&str], pause_ms: u32) -> anyhow::Result<(AirlineTrial, u64)> {
         let (warmup, window) = self.times;
         let mut command = self.mesh.command(CLIENT, &["workload", "airline", "load"]);
-        command.args(amount);
+        command.args(amount).args(["--least-calls", LEAST_CALLS]);
         for (option, value) in [
             ("--pause-ms", pause_ms.to_string()),
             ("--customers", self.load.customers.to_string()),

@@ -87,6 +87,11 @@ impl AirlineObjects {
             if kind == "Namespace" && !variant.has_sidecars() {
                 object["metadata"]["labels"] = json!({"istio-injection": "disabled"});
             }
+            for route in object.pointer_mut("/spec/http").and_then(Value::as_array_mut).into_iter().flatten()
+            {
+                // A slow machine must not refuse calls.
+                route.as_object_mut().map(|route| route.remove("timeout"));
+            }
             if kind != "Deployment" {
                 continue;
             }

@@ -9,7 +9,7 @@ use anyhow::ensure;
 use axum::http::{HeaderMap, Method, StatusCode};
 use serde::Serialize;
 use skysail_core::stdio;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
 use crate::{
     session::{Mix, Travel},
@@ -18,6 +18,10 @@ use crate::{
 
 /// Time for which calls may be unanswered after the end.
 const GRACE: Duration = Duration::from_secs(2);
+/// Maximum time of a measurement that waits for more calls.
+const MAX_WAIT: Duration = Duration::from_secs(60);
+/// Interval of checks whether a load has ended.
+const TICK: Duration = Duration::from_millis(1);
 /// Percentiles in the result.
 const PERCENTILES: [(&str, f64); 4] = [("p50", 50.0), ("p90", 90.0), ("p99", 99.0), ("p99_9", 99.9)];
 
@@ -32,6 +36,9 @@ pub(crate) struct Args {
     /// Time of the load before the measurement, in seconds.
     #[arg(long, default_value_t = 1.0, value_parser = seconds)]
     warmup: f64,
+    /// Minimum number of calls: the measurement lasts until that many have a response, but no longer than a minute.
+    #[arg(long, value_name = "CALLS", default_value_t = 1)]
+    least_calls: u64,
     /// First call the loaders of the databases: this number of customers, the timetable, and no bookings.
     #[arg(long, value_name = "CUSTOMERS")]
     load_databases: Option<u32>,
@@ -90,12 +97,16 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let warmup = travel.stats.next_window();
     let measured = Instant::now();
     sleep_until(warm + Duration::from_secs_f64(args.seconds)).await;
+    let calls = || travel.stats.with(|all| all.totals().0);
+    while calls() < args.least_calls && measured.elapsed() < MAX_WAIT {
+        sleep(TICK).await;
+    }
     let counted = travel.stats.snapshot();
     let seconds = measured.elapsed().as_secs_f64();
     travel.end();
     let end = Instant::now() + GRACE;
     while travel.stats.active() > 0 && Instant::now() < end {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        sleep(TICK).await;
     }
     let (calls, as_expected) = counted.totals();
     ensure!(calls > 0, "no call had a response");
@@ -105,7 +116,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         calls,
         as_expected,
         unanswered: travel.stats.active(),
-        all_calls: warmup.totals().0 + travel.stats.snapshot().totals().0,
+        all_calls: warmup.totals().0 + travel.stats.with(|all| all.totals().0),
         latency_us: PERCENTILES.map(of).into(),
         sessions: counted.sessions.since(&warmup.sessions),
         by_name: &counted.calls,

@@ -223,8 +223,8 @@ fn check_load(field: &str, load: &AirlineLoad) -> Checked {
     let of = |name: &str| format!("{field}.{name}");
     within(&of("rate"), f64::from(load.rate), 1.0, 1e6)?;
     within(&of("users"), f64::from(load.users), 1.0, 10_000.0)?;
-    // The database has 10,000 customers.
-    within(&of("customers"), f64::from(load.customers), f64::from(load.users), 10_000.0)?;
+    within(&of("loaded"), f64::from(load.loaded), 1.0, 1e6)?;
+    within(&of("customers"), f64::from(load.customers), f64::from(load.users), f64::from(load.loaded))?;
     within(&of("pause_ms"), f64::from(load.pause_ms), 0.0, 60_000.0)?;
     within(&of("limit_ms"), load.limit_ms, 0.1, 60_000.0)?;
     within(&of("steps"), f64::from(load.steps), 1.0, 20.0)
@@ -345,7 +345,7 @@ impl CaseStudy for AirlineScenario {
 
     fn legend(&self, report: &CaseReport<Self>) -> Vec<String> {
         let rounds = report.settings.rounds;
-        let AirlineLoad { rate, users, customers, pause_ms, limit_ms, steps } = self.load_of(report);
+        let AirlineLoad { rate, users, customers, pause_ms, limit_ms, steps, .. } = self.load_of(report);
         let mut lines = vec![
             format!(
                 "Figures: medians (min–max) over the rounds, here {rounds}. failed 0/{rounds}: 0 of {rounds} turns failed."

@@ -21,7 +21,7 @@ name: small
 title: Small
 question: What?
 variants: [none, ingress-only, full]
-load: {rate: 100, users: 5, customers: 20, pause_ms: 10, limit_ms: 50, steps: 3}
+load: {rate: 100, users: 5, loaded: 30, customers: 20, pause_ms: 10, limit_ms: 50, steps: 3}
 peers: [skysail, envoy]
 measure: [throughput, latency, cpu, memory]
 acceptance:
@@ -31,7 +31,7 @@ acceptance:
 sizes:
   default: {rounds: 7, seconds: 2, warmup: 1}
   tiny:
-    {rounds: 1, seconds: 1, warmup: 0.2, load: {rate: 9, users: 2, customers: 4, pause_ms: 0, limit_ms: 99, steps: 1}}
+    {rounds: 1, seconds: 1, warmup: 0.2, load: {rate: 9, users: 2, loaded: 4, customers: 4, pause_ms: 0, limit_ms: 99, steps: 1}}
 published:
   - {system: Other 1, source: A page, metrics: {users_calls_per_second: 1032}}
 ";
@@ -112,7 +112,7 @@ fn fields_out_of_bounds_are_refused_with_their_line() {
     for (from, to, error) in [
         ("none, ingress-only", "none, half", "5: variants[1]: unknown variant `half`"),
         ("none, ingress-only", "none, none", "5: variants: must have 1 to 4 values, each once"),
-        ("customers: 20", "customers: 4", "6: load.customers: 4 must be from 5 to 10000"),
+        ("customers: 20", "customers: 4", "6: load.customers: 4 must be from 5 to 30"),
         ("steps: 3", "steps: 0", "6: load.steps: 0 must be from 1 to 20"),
         (
             "skysail, envoy",
