@@ -59,7 +59,7 @@ pub fn jwt(data: &[u8]) {
     let token = signed.map_or_else(|| rest.to_vec(), |(header, claims)| sign(header, claims));
     let Some(mut head) = request(*place, &token) else { return };
     sanitize(&JWT, &mut head);
-    match check(&JWT, &Requirement::Provider(0, None), &head, NOW, &[]) {
+    match check(&JWT, &Requirement::Provider(0, None), &head, NOW, (&[], &[])) {
         JwtOutcome::NeedsKeys(_) => panic!("they are here"),
         JwtOutcome::Refused(status) => assert!(matches!(status.http(), 401 | 403)),
         JwtOutcome::Pass(good) => {

@@ -142,6 +142,8 @@ struct Check<'a, 'h> {
     head: &'h RequestHead,
     /// Seconds since the Unix epoch.
     now: u64,
+    /// Providers whose keys were fetched for this request. They are used even if they have expired since.
+    fetched: &'h [usize],
     /// Providers whose keys could not be fetched.
     failed: &'h [usize],
     /// Providers whose signatures are taken as valid. For explanations.
@@ -202,16 +204,16 @@ impl Signatures {
     }
 }
 
-/// Checks a request against a requirement. `now` is in seconds since the Unix epoch. `failed` are the providers whose
-/// keys could not be fetched.
+/// Checks a request against a requirement. `now` is in seconds since the Unix epoch. `fetched` are the providers whose
+/// keys were fetched for this request, `failed` those whose keys could not be fetched.
 pub fn check<'a>(
     jwt: &'a Jwt,
     requirement: &'a Requirement,
     head: &RequestHead,
     now: u64,
-    failed: &[usize],
+    (fetched, failed): (&[usize], &[usize]),
 ) -> JwtOutcome<'a> {
-    Check { jwt, head, now, failed, assumed: &[], signatures: None }.outcome(requirement)
+    Check { jwt, head, now, fetched, failed, assumed: &[], signatures: None }.outcome(requirement)
 }
 
 /// Checks a request that was admitted before, reusing its signature checks.
@@ -222,7 +224,8 @@ pub fn check_again<'a>(
     now: u64,
     signatures: &Signatures,
 ) -> JwtOutcome<'a> {
-    Check { jwt, head, now, failed: &[], assumed: &[], signatures: Some(signatures) }.outcome(requirement)
+    Check { jwt, head, now, fetched: &[], failed: &[], assumed: &[], signatures: Some(signatures) }
+        .outcome(requirement)
 }
 
 /// Checks a request and takes the signatures of these providers as valid, because their keys are not known. For
@@ -234,7 +237,7 @@ pub fn check_assuming<'a>(
     now: u64,
     assumed: &[usize],
 ) -> JwtOutcome<'a> {
-    Check { jwt, head, now, failed: &[], assumed, signatures: None }.outcome(requirement)
+    Check { jwt, head, now, fetched: &[], failed: &[], assumed, signatures: None }.outcome(requirement)
 }
 
 impl<'a> Check<'a, '_> {
@@ -340,7 +343,11 @@ impl<'a> Check<'a, '_> {
                 return Err(JwtFailure::Status(Status::NoKeys));
             }
             Keys::Remote(remote) => match remote.fetched.load().as_deref() {
-                Some((until, keys)) if *until > std::time::Instant::now() => Arc::clone(keys),
+                Some((until, keys))
+                    if *until > std::time::Instant::now() || self.fetched.contains(&index) =>
+                {
+                    Arc::clone(keys)
+                }
                 _ => return Err(JwtFailure::NeedsKeys(index)),
             },
         };

@@ -26,7 +26,7 @@ pub struct TokenVerdict {
 /// Returns the verdicts of all providers about the tokens in their places. `now` is in seconds since the Unix epoch.
 /// The signatures of the providers in `assumed` are taken as valid.
 pub fn verdicts(jwt: &Jwt, head: &RequestHead, now: u64, assumed: &[usize]) -> Vec<TokenVerdict> {
-    let check = Check { jwt, head, now, failed: &[], assumed, signatures: None };
+    let check = Check { jwt, head, now, fetched: &[], failed: &[], assumed, signatures: None };
     let mut found = Vec::new();
     for (index, provider) in jwt.providers.iter().enumerate() {
         for (source, text) in tokens(provider, head) {

@@ -239,14 +239,11 @@ impl<'a> RequestContext<'a> {
         let (mut failed, mut fetched) = (Vec::new(), Vec::new());
         let verified = loop {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-            match jwt::check(jwt, requirement, exchange.request, now, &failed) {
+            match jwt::check(jwt, requirement, exchange.request, now, (&fetched, &failed)) {
+                // A request fetches each key set at most once.
                 JwtOutcome::NeedsKeys(provider) => {
-                    // A request fetches each key set at most once, even if it expires immediately.
-                    let again = fetched.contains(&provider);
-                    fetched.push(provider);
-                    if again || !fetch_keys(scope, exchange, &jwt.providers[provider]).await? {
-                        failed.push(provider);
-                    }
+                    let is_fetched = fetch_keys(scope, exchange, &jwt.providers[provider]).await?;
+                    if is_fetched { fetched.push(provider) } else { failed.push(provider) }
                 }
                 JwtOutcome::Pass(verified) => break Ok(verified),
                 JwtOutcome::Refused(status) => break Err(status),
