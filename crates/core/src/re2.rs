@@ -80,8 +80,8 @@ fn check_flags(rest: &Peekable<Chars<'_>>) -> Result<(), String> {
         return Ok(());
     }
     match rest.find(|c| !matches!(c, 'i' | 'm' | 's' | 'U' | '-')) {
-        Some(':' | ')') => Ok(()),
-        _ => Err("unrecognized flag of a group; RE2 has i, m, s and U".to_owned()),
+        Some(flag) if flag.is_alphabetic() => Err(format!("RE2 has no flag {flag}; it has i, m, s and U")),
+        _ => Ok(()),
     }
 }
 
