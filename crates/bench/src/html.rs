@@ -21,7 +21,7 @@ svg text{fill:#333}.group{font-weight:600}.grid{stroke:#ddd}.range{stroke:#000;s
 .line{stroke:var(--c)}circle{fill:var(--c);stroke:var(--c)}circle.high{stroke-dasharray:none}
 .line.published{stroke-width:1.2}circle.published{fill:#fff}
 rect.published,rect[class^=peer],rect.none{fill:var(--c)}rect.published{opacity:.45}
-.key{display:inline-block;width:1em;height:1em;vertical-align:-.15em;margin:0 .3em 0 1em}
+.key{display:inline-block;width:1em;height:1em;vertical-align:-.15em;margin:0 .3em 0 1em;background:var(--c)}
 .key.user{background:#4c78a8}.key.kernel{background:#b8cbe0}
 figure{margin:1.2em 0;break-inside:avoid}figcaption{font-size:13px;color:#555}
 @media print{body{max-width:none;margin:0;font-size:11px}.wide{overflow:visible}table{font-size:9px}

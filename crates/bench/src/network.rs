@@ -13,13 +13,13 @@ use std::{
     fs,
     io::{self, Write as _},
     net::Ipv4Addr,
-    os::fd::{AsRawFd as _, OwnedFd},
+    os::fd::OwnedFd,
     process::{Command, Stdio},
     sync::Arc,
 };
 
 use anyhow::{Context as _, ensure};
-use nix::unistd::Uid;
+use rustix::thread::{CapabilitySet, capabilities, configure_capability_in_ambient_set, set_capabilities};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -27,6 +27,8 @@ use crate::{
     topology::{Host, HostPair},
 };
 
+/// Arguments that name the namespace which is the standard input of the command.
+const TO: &str = "netns /proc/self/fd/0";
 /// Bytes by which VXLAN and WireGuard shorten the packets of pods, as the kernel computes them for IPv4.
 const VXLAN_OVERHEAD: u32 = 50;
 const WIREGUARD_OVERHEAD: u32 = 80;
@@ -92,12 +94,8 @@ impl std::error::Error for NotAvailable {}
 /// Fails if networks cannot be built at all.
 ///
 /// # Errors
-/// The user is not root, or iproute2 is not installed.
+/// iproute2 is not installed.
 pub(crate) fn check() -> anyhow::Result<()> {
-    ensure!(
-        Uid::effective().is_root(),
-        "networks of virtual links need root; run it with sudo, or with `unshare -r`"
-    );
     for program in ["ip", "tc"] {
         ensure!(
             peers::in_path(program).is_some(),
@@ -128,8 +126,7 @@ impl NetworkInput {
 
     fn connect(&self, sides: &[NetworkSide; 2]) -> anyhow::Result<()> {
         let [client, server] = sides;
-        client
-            .on_node(&[&format!("ip link add wire type veth peer name wire netns {}", path(&server.node))])?;
+        client.on_node_to(&server.node, &format!("ip link add wire type veth peer name wire {TO}"))?;
         for side in sides {
             let (own, other) = (side.number, side.other());
             side.on_node(&[&format!("ip address add 192.168.0.{own}/24 dev wire"), "ip link set wire up"])?;
@@ -151,7 +148,7 @@ impl NetworkInput {
                 }
                 NetworkKind::Ipvlan => {
                     side.add("ip link add link wire name eth0 type ipvlan mode l2", "CONFIG_IPVLAN")?;
-                    side.on_node(&[&format!("ip link set eth0 netns {}", path(&side.pod))])?;
+                    side.on_node_to(&side.pod, &format!("ip link set eth0 {TO}"))?;
                     side.on_pod(&[
                         &format!("ip address add 10.0.{own}.2/16 dev eth0"),
                         "ip link set eth0 up",
@@ -218,6 +215,12 @@ impl NetworkSide {
         commands.iter().try_for_each(|command| within(&self.node, command, "").map(|_| ()))
     }
 
+    /// Runs a command that moves a link to another namespace.
+    fn on_node_to(&self, to: &OwnedFd, command: &str) -> anyhow::Result<()> {
+        let to = to.try_clone().context("cannot hand over a namespace")?;
+        execute(&self.node, command, Stdio::from(to), "").map(|_| ())
+    }
+
     fn on_pod(&self, commands: &[&str]) -> anyhow::Result<()> {
         commands.iter().try_for_each(|command| within(&self.pod, command, "").map(|_| ()))
     }
@@ -234,8 +237,9 @@ impl NetworkSide {
 
     /// Connects the pod to its node: `eth0` in the pod, `pod` on the node.
     fn attach(&self, mtu: u32) -> anyhow::Result<()> {
-        let peer = format!("peer name eth0 mtu {mtu} netns {}", path(&self.pod));
-        self.on_node(&[&format!("ip link add pod mtu {mtu} type veth {peer}"), "ip link set pod up"])?;
+        let peer = format!("peer name eth0 mtu {mtu} {TO}");
+        self.on_node_to(&self.pod, &format!("ip link add pod mtu {mtu} type veth {peer}"))?;
+        self.on_node(&["ip link set pod up"])?;
         self.on_pod(&["ip link set eth0 up"])
     }
 
@@ -281,9 +285,14 @@ fn encrypt(sides: &[NetworkSide; 2]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the path of a namespace, for child processes.
-fn path(namespace: &OwnedFd) -> String {
-    format!("/proc/{}/fd/{}", std::process::id(), namespace.as_raw_fd())
+/// Lets the children of this thread administer networks. In a user namespace, a child of another user than root has no
+/// capability otherwise.
+fn keep_capability() -> io::Result<()> {
+    let needed = CapabilitySet::NET_ADMIN;
+    let mut own = capabilities(None)?;
+    own.inheritable |= needed;
+    set_capabilities(None, own)?;
+    Ok(configure_capability_in_ambient_set(needed, true)?)
 }
 
 /// Runs a command in a namespace with this input, and returns its output.
@@ -291,13 +300,18 @@ fn path(namespace: &OwnedFd) -> String {
 /// # Errors
 /// The command fails. The message has the command and its output for errors.
 fn within(namespace: &OwnedFd, command: &str, input: &str) -> anyhow::Result<String> {
+    execute(namespace, command, Stdio::piped(), input)
+}
+
+fn execute(namespace: &OwnedFd, command: &str, stdin: Stdio, input: &str) -> anyhow::Result<String> {
     let run = || -> io::Result<String> {
+        keep_capability()?;
         let mut words = command.split(' ');
         let name = words.next().unwrap_or_default();
         let program = peers::in_path(name).ok_or(io::ErrorKind::NotFound)?;
         let mut child = Command::new(program)
             .args(words)
-            .stdin(Stdio::piped())
+            .stdin(stdin)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()?;
