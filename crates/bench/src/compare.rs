@@ -228,7 +228,7 @@ async fn take(
             Ok(TurnResult { overload: Some(overload), ..TurnResult::default() })
         }
         TurnWork::Hold(steps) => {
-            let standing = RunningTopology::start(setup, shape, peer).await?;
+            let standing = RunningTopology::start(setup, &shape, peer).await?;
             let held = hold(&standing, setup, shape, steps).await;
             Ok(TurnResult { held: standing.end(held).await?, ..TurnResult::default() })
         }

@@ -11,7 +11,8 @@ use skysail_load::grpc::PING;
 
 use crate::{
     access_log::Destination,
-    node::{Node, Protocol, Role},
+    node::{Extra, Node, Protocol, Role},
+    token::AUDIENCE,
 };
 
 const TYPES: &str = "type.googleapis.com/";
@@ -158,7 +159,7 @@ fn http_connection_manager(node: &Node<'_>) -> Value {
             });
         }
     }
-    if node.rewrites {
+    if matches!(node.extra, Extra::Rewrite) {
         route["route"]["prefix_rewrite"] = json!("/");
         route["request_headers_to_add"] =
             json!([{ "header": { "key": "x-added", "value": "by the route" } }]);
@@ -166,11 +167,15 @@ fn http_connection_manager(node: &Node<'_>) -> Value {
     if let Some(destination) = &node.access_log {
         manager["access_log"] = json!([destination.configuration()]);
     }
-    manager["route_config"] = json!({
-        "name": "r",
-        "virtual_hosts": [{ "name": "inbound|http|8080", "domains": ["*"], "routes": [route] }],
-        "validate_clusters": false,
-    });
+    let host = |name: &str, domain: &str| json!({ "name": name, "domains": [domain], "routes": [route] });
+    let hosts = match node.extra {
+        Extra::Hosts(count) => (1..*count)
+            .map(|number| host(&format!("host-{number}"), &format!("service-{number}.mesh.local")))
+            .chain([host("host-0", "server.mesh.local")])
+            .collect(),
+        _ => vec![host("inbound|http|8080", "*")],
+    };
+    manager["route_config"] = json!({ "name": "r", "virtual_hosts": hosts, "validate_clusters": false });
     json!({
         "name": "envoy.filters.network.http_connection_manager",
         "typed_config": typed("filters.network.http_connection_manager.v3.HttpConnectionManager", manager),
@@ -184,7 +189,13 @@ fn http_filters(node: &Node<'_>) -> Vec<Value> {
     };
     let mut filters = Vec::new();
     if node.role == Role::Server {
-        filters.push(filter("rbac", "RBAC", policy(node)));
+        filters.push(filter("rbac", "RBAC", policies(node)));
+    }
+    if let Extra::Token(token) = node.extra {
+        let provider = json!({ "audiences": [AUDIENCE], "local_jwks": { "inline_string": token.keys } });
+        let rule = json!({ "match": { "prefix": "/" }, "requires": { "provider_name": "user" } });
+        let settings = json!({ "providers": { "user": provider }, "rules": [rule] });
+        filters.push(filter("jwt_authn", "JwtAuthentication", settings));
     }
     filters.push(filter(
         "grpc_stats",
@@ -198,22 +209,34 @@ fn http_filters(node: &Node<'_>) -> Vec<Value> {
 }
 
 /// Returns the policy "this caller may GET and POST below /echo", or call gRPC's ping, in the form that Istio generates.
-fn policy(node: &Node<'_>) -> Value {
+/// Further policies are about other paths and are examined before it.
+fn policies(node: &Node<'_>) -> Value {
     let who = if node.tls_in() {
         json!({ "authenticated": { "principal_name": { "exact": node.other().id } } })
     } else {
         json!({ "direct_remote_ip": { "address_prefix": "127.0.0.0", "prefix_len": 8 } })
     };
-    let path = if node.protocol == Protocol::Grpc { PING } else { "/echo" };
     let any = |rules: Value| json!({ "or_rules": { "rules": rules } });
     let method = |name: &str| json!({ "header": { "name": ":method", "string_match": { "exact": name } } });
-    json!({ "rules": { "action": "ALLOW", "policies": { "ns[default]-policy[echo]-rule[0]": {
-        "permissions": [{ "and_rules": { "rules": [
-            any(json!([{ "url_path": { "path": { "prefix": path } } }])),
-            any(json!([method("POST"), method("GET")])),
-        ] } }],
-        "principals": [{ "and_ids": { "ids": [{ "or_ids": { "ids": [who] } }] } }],
-    } } } })
+    let policy = |path: &str| {
+        json!({
+            "permissions": [{ "and_rules": { "rules": [
+                any(json!([{ "url_path": { "path": { "prefix": path } } }])),
+                any(json!([method("POST"), method("GET")])),
+            ] } }],
+            "principals": [{ "and_ids": { "ids": [{ "or_ids": { "ids": [who] } }] } }],
+        })
+    };
+    let path = if node.protocol == Protocol::Grpc { PING } else { "/echo" };
+    let name = |policy: &str| format!("ns[default]-policy[{policy}]-rule[0]");
+    let mut all = serde_json::Map::from_iter([(name("echo"), policy(path))]);
+    if let Extra::Policies(count) = node.extra {
+        // Policies are examined in the order of their names.
+        all.extend(
+            (1..*count).map(|number| (name(&format!("a{number}")), policy(&format!("/other-{number}")))),
+        );
+    }
+    json!({ "rules": { "action": "ALLOW", "policies": all } })
 }
 
 fn tls(node: &Node<'_>, kind: &str, mut settings: Value) -> Value {

@@ -21,11 +21,13 @@ use skysail_core::{shutdown, stdio};
 use crate::{
     access_log::AccessLog,
     callgrind::{self, ThreadWork},
-    load::{self, Traffic},
+    load::{self, LoadProtocol, Traffic},
+    node::Extra,
     peers::{self, Peer, PeerPrograms},
     report::{Machine, Program},
     results,
     stage::{self, Output, Stage, deduplicate},
+    token::Token,
     topology::{RunningTopology, Setup, Shape, Topology},
 };
 
@@ -72,6 +74,14 @@ enum Case {
     MtlsOut,
     /// HTTP/2, plain text on both sides.
     Http2,
+    /// A unary call of gRPC: plain text from the client, mutual TLS to the server's sidecar.
+    Grpc,
+    /// Like `http1`, with a JSON Web Token that the worker has seen before.
+    Jwt,
+    /// Like `http1`, with 1,000 access policies, of which the last one allows the request.
+    Rbac,
+    /// Like `http1`, with 10,000 virtual hosts.
+    Hosts,
     /// A connection with a full handshake of mutual TLS and one request.
     Handshake,
     /// A connection whose client hello arrives in 64 records, each in a read of its own, and ends before the last
@@ -80,8 +90,19 @@ enum Case {
 }
 
 impl Case {
-    const ALL: [Self; 7] =
-        [Self::Http1, Self::Rewrite, Self::MtlsIn, Self::MtlsOut, Self::Http2, Self::Handshake, Self::Hello];
+    const ALL: [Self; 11] = [
+        Self::Http1,
+        Self::Rewrite,
+        Self::MtlsIn,
+        Self::MtlsOut,
+        Self::Http2,
+        Self::Grpc,
+        Self::Jwt,
+        Self::Rbac,
+        Self::Hosts,
+        Self::Handshake,
+        Self::Hello,
+    ];
 
     /// Returns the name on the command line and in files.
     fn name(self) -> &'static str {
@@ -91,6 +112,10 @@ impl Case {
             Self::MtlsIn => "mtls-in",
             Self::MtlsOut => "mtls-out",
             Self::Http2 => "http2",
+            Self::Grpc => "grpc",
+            Self::Jwt => "jwt",
+            Self::Rbac => "rbac",
+            Self::Hosts => "hosts",
             Self::Handshake => "handshake",
             Self::Hello => "hello",
         }
@@ -98,15 +123,35 @@ impl Case {
 
     fn topology(self) -> Topology {
         match self {
-            Self::Http1 | Self::Rewrite | Self::Http2 => Topology::ServerSidecar,
+            Self::Http1 | Self::Rewrite | Self::Http2 | Self::Jwt | Self::Rbac | Self::Hosts => {
+                Topology::ServerSidecar
+            }
             Self::MtlsIn | Self::Handshake | Self::Hello => Topology::ServerMtls,
-            Self::MtlsOut => Topology::BothSidecars,
+            Self::MtlsOut | Self::Grpc => Topology::BothSidecars,
         }
+    }
+
+    /// Returns the configuration of the sidecar beyond the usual one.
+    fn extra(self) -> anyhow::Result<Extra> {
+        Ok(match self {
+            Self::Rewrite => Extra::Rewrite,
+            Self::Jwt => Extra::Token(Token::issue()?),
+            Self::Rbac => Extra::Policies(1_000),
+            Self::Hosts => Extra::Hosts(10_000),
+            _ => Extra::None,
+        })
     }
 
     fn traffic(self) -> Traffic {
         match self {
-            Self::Http1 | Self::Rewrite | Self::MtlsIn | Self::MtlsOut => Traffic::Http1,
+            Self::Http1
+            | Self::Rewrite
+            | Self::MtlsIn
+            | Self::MtlsOut
+            | Self::Jwt
+            | Self::Rbac
+            | Self::Hosts => Traffic::Http1,
+            Self::Grpc => Traffic::Scheduled(LoadProtocol::Grpc),
             Self::Http2 => Traffic::Http2 { streams: 1 },
             Self::Handshake | Self::Hello => Traffic::NewConnections { resume: false },
         }
@@ -261,18 +306,21 @@ async fn run_once(case: Case, requests: u32, program: &Path, setup: &Setup) -> a
         workers: 1,
         pinned: false,
         client_alone: false,
-
         resumption: false,
         clusters: 1,
-        rewrites: case == Case::Rewrite,
+        extra: case.extra()?,
         access_log: AccessLog::None,
         connections: 1,
     };
-    let standing = RunningTopology::start(setup, shape, Some((Peer::Skysail, program))).await?;
+    let token = match &shape.extra {
+        Extra::Token(token) => Some(token.text.clone()),
+        _ => None,
+    };
+    let standing = RunningTopology::start(setup, &shape, Some((Peer::Skysail, program))).await?;
     let (target, tls) = (standing.entry, standing.tls(setup, false)?);
     let sending = tokio::task::spawn_blocking(move || match (case, &tls) {
         (Case::Hello, Some(tls)) => load::hellos(target, tls, requests),
-        (_, tls) => load::send(target, traffic, tls.as_ref(), PAYLOAD, requests),
+        (_, tls) => load::send(target, traffic, tls.as_ref(), (PAYLOAD, token.as_deref()), requests),
     });
     let sent = sending.await.context("the client failed")?;
     standing.end(sent).await?;

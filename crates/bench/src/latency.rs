@@ -13,6 +13,7 @@ use skysail_core::{shutdown, stdio};
 use crate::{
     access_log::{self, AccessLog},
     load::{Load, LoadProtocol},
+    node::Extra,
     peers::Peer,
     report::{LatencyReport, LatencyRun, LatencySettings, Machine, Series},
     results::ResultFile,
@@ -161,7 +162,7 @@ pub(crate) fn shape_and_load(
         client_alone: false,
         resumption: false,
         clusters: 1,
-        rewrites: false,
+        extra: Extra::None,
         access_log: series.access_log,
         connections,
     };

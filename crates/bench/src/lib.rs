@@ -32,6 +32,7 @@ mod graph;
 mod html;
 mod report;
 mod results;
+mod token;
 mod topology;
 
 mod access_log;

@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use crate::{
     access_log::Destination,
     certificates::{Certificates, Identity},
+    token::Token,
 };
 
 /// Protocol on both sides of a sidecar.
@@ -59,6 +60,21 @@ pub(crate) enum Role {
     Server,
 }
 
+/// Configuration of a sidecar beyond the usual one.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Extra {
+    #[default]
+    None,
+    /// The route changes the path and the headers of each request.
+    Rewrite,
+    /// This number of access policies. The request meets the last one only.
+    Policies(u16),
+    /// This number of virtual hosts. The request meets one of them.
+    Hosts(u16),
+    /// Requests must carry this token.
+    Token(Token),
+}
+
 /// Settings of a sidecar. Ports without an address are on 127.0.0.1.
 #[derive(Debug)]
 pub(crate) struct Node<'a> {
@@ -74,8 +90,8 @@ pub(crate) struct Node<'a> {
     pub(crate) resumption: bool,
     /// Clusters in the configuration; only the first one is used.
     pub(crate) clusters: u16,
-    /// The route changes the path and the headers of each request.
-    pub(crate) rewrites: bool,
+    /// Configuration beyond the usual one.
+    pub(crate) extra: &'a Extra,
     /// Connections that the sidecar must be able to hold.
     pub(crate) connections: usize,
     /// Destination of the access log, if there is one.

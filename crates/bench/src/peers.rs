@@ -208,7 +208,11 @@ pub(crate) fn in_path(name: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{access_log::Destination, certificates::Certificates, node::Role};
+    use crate::{
+        access_log::Destination,
+        certificates::Certificates,
+        node::{Extra, Role},
+    };
 
     #[test]
     fn a_missing_peer_is_refused_with_a_remedy() {
@@ -234,7 +238,7 @@ mod tests {
             workers: 2,
             resumption: false,
             clusters: 1,
-            rewrites: false,
+            extra: &Extra::None,
             connections: 100,
             access_log: Some(Destination::Otlp(4)),
             certificates: &certificates,

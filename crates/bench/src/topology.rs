@@ -24,7 +24,7 @@ use crate::{
     child::{Running, Scheduling, Streams},
     clock, cpus,
     load::{self, Load, LoadOutcome, Traffic, WindowBoundary},
-    node::{Node, Protocol, Role},
+    node::{Extra, Node, Protocol, Role},
     peers::Peer,
     stream::Tls,
     tls,
@@ -111,7 +111,7 @@ pub(crate) struct Setup {
 }
 
 /// Settings of a turn.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub(crate) topology: Topology,
     pub(crate) protocol: Protocol,
@@ -125,8 +125,8 @@ pub(crate) struct Shape {
     pub(crate) resumption: bool,
     /// Clusters in the configuration of a sidecar.
     pub(crate) clusters: u16,
-    /// The sidecars' route changes the path and the headers of each request.
-    pub(crate) rewrites: bool,
+    /// Configuration of the sidecars beyond the usual one.
+    pub(crate) extra: Extra,
     /// Connections that a sidecar must be able to hold.
     pub(crate) connections: usize,
     /// Access log of each sidecar.
@@ -215,7 +215,7 @@ pub(crate) async fn measure(
     load: Load,
 ) -> anyhow::Result<Measurement> {
     let resume = load.traffic == Traffic::NewConnections { resume: true };
-    let mut standing = RunningTopology::start(setup, shape, peer).await?;
+    let mut standing = RunningTopology::start(setup, &shape, peer).await?;
     tokio::time::sleep(SETTLE).await;
     let load = Load { target: standing.entry, tls: standing.tls(setup, resume)?, ..load };
     let measured = match observe(load, &standing).await {
@@ -241,7 +241,7 @@ impl RunningTopology {
     /// Starts server and sidecars, and waits until all listen.
     pub(crate) async fn start(
         setup: &Setup,
-        shape: Shape,
+        shape: &Shape,
         peer: Option<(Peer, &Path)>,
     ) -> anyhow::Result<Self> {
         let (proxies, ends) =
@@ -290,7 +290,7 @@ impl RunningTopology {
                 workers: shape.workers,
                 resumption: shape.resumption,
                 clusters: shape.clusters,
-                rewrites: shape.rewrites,
+                extra: &shape.extra,
                 connections: shape.connections,
                 access_log,
                 certificates: &setup.certificates,
@@ -309,7 +309,7 @@ impl RunningTopology {
             parts.push(proxy);
         }
         let scheduling = on(client, false, ends);
-        Ok(Self { parts, logs, entry: upstream, scheduling, shape })
+        Ok(Self { parts, logs, entry: upstream, scheduling, shape: shape.clone() })
     }
 
     /// Returns the TLS settings of the client, if it uses TLS.

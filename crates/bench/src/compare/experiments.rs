@@ -3,6 +3,7 @@
 use crate::{
     access_log::AccessLog,
     load::Traffic,
+    node::Extra,
     peers::Peer,
     topology::{Shape, Topology},
 };
@@ -192,7 +193,7 @@ impl Setting {
             client_alone: self.experiment == Experiment::Overload,
             resumption: traffic == Traffic::NewConnections { resume: true },
             clusters: self.clusters,
-            rewrites: false,
+            extra: Extra::None,
             access_log: AccessLog::None,
             connections,
         }

@@ -69,7 +69,7 @@ pub(super) async fn take(
     warmup: Duration,
     seconds: Duration,
 ) -> anyhow::Result<Overload> {
-    let standing = RunningTopology::start(setup, shape, peer).await?;
+    let standing = RunningTopology::start(setup, &shape, peer).await?;
     let measured = measure(&standing, shape.connections, warmup, seconds).await;
     standing.end(measured).await
 }

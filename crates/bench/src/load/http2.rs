@@ -7,7 +7,10 @@ use anyhow::{Context as _, ensure};
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::{Request, StatusCode};
-use skysail_load::server::WINDOW;
+use skysail_load::{
+    grpc::{self, PING, PingMessage},
+    server::WINDOW,
+};
 use tokio::{
     net::TcpStream,
     task::{JoinSet, LocalSet},
@@ -75,15 +78,25 @@ async fn run(
     Ok(outcome)
 }
 
-/// Sends requests over one connection, each after the former is answered.
-pub(super) fn in_sequence(target: SocketAddr, payload: usize, count: u32) -> anyhow::Result<()> {
+/// Sends requests or gRPC calls over one connection, each after the former is answered.
+pub(super) fn in_sequence(
+    target: SocketAddr,
+    is_grpc: bool,
+    payload: usize,
+    count: u32,
+) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     LocalSet::new().block_on(&runtime, async {
-        let body = Bytes::from(vec![b'x'; payload]);
+        let body = if is_grpc {
+            grpc::frame(&PingMessage { payload: "x".repeat(payload), ..PingMessage::default() })
+        } else {
+            Bytes::from(vec![b'x'; payload])
+        };
         let mut sender = connect(target).await?;
         for _ in 0..count {
             sender = sender.ready().await?;
-            let status = exchange(&mut sender, body.clone()).await?;
+            let request = if is_grpc { call() } else { request(payload) };
+            let status = exchange(&mut sender, request?, body.clone()).await?;
             ensure!(status == StatusCode::OK, "the response has status {status}");
         }
         Ok(())
@@ -108,7 +121,7 @@ async fn send_requests(mut sender: SendRequest<Bytes>, state: Rc<RefCell<State>>
         sender = sender.ready().await?;
         let sent = clock::now();
         let body = state.borrow().body.clone();
-        let answer = exchange(&mut sender, body).await;
+        let answer = exchange(&mut sender, request(body.len())?, body).await;
         let mut state = state.borrow_mut();
         if !state.in_window {
             continue;
@@ -130,12 +143,29 @@ async fn send_requests(mut sender: SendRequest<Bytes>, state: Rc<RefCell<State>>
     Ok(())
 }
 
-async fn exchange(sender: &mut SendRequest<Bytes>, body: Bytes) -> anyhow::Result<StatusCode> {
-    let request = Request::post("http://server.mesh.local/echo")
+/// Returns the request of all measurements.
+fn request(payload: usize) -> http::Result<Request<()>> {
+    Request::post("http://server.mesh.local/echo")
         .header("content-type", "application/octet-stream")
         .header("user-agent", "skysail-bench")
-        .header("content-length", body.len())
-        .body(())?;
+        .header("content-length", payload)
+        .body(())
+}
+
+/// Returns the head of a call.
+fn call() -> http::Result<Request<()>> {
+    Request::post(format!("http://server.mesh.local{PING}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .header("user-agent", "skysail-bench")
+        .body(())
+}
+
+async fn exchange(
+    sender: &mut SendRequest<Bytes>,
+    request: Request<()>,
+    body: Bytes,
+) -> anyhow::Result<StatusCode> {
     let (answer, mut stream) = sender.send_request(request, false)?;
     stream.send_data(body, true)?;
     let answer = answer.await?;

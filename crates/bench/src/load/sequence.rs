@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 
-use super::{Traffic, http2};
+use super::{LoadProtocol, Traffic, http2};
 use crate::{
     http1,
     stream::{Stream, Tls},
@@ -23,10 +23,10 @@ pub(crate) fn send(
     target: SocketAddr,
     traffic: Traffic,
     tls: Option<&Tls>,
-    payload: usize,
+    (payload, token): (usize, Option<&str>),
     count: u32,
 ) -> anyhow::Result<()> {
-    let request = request(payload)?;
+    let request = request_with(payload, token)?;
     let mut input = vec![0; payload + (16 << 10)];
     match traffic {
         Traffic::Http1 => {
@@ -36,9 +36,9 @@ pub(crate) fn send(
         Traffic::NewConnections { .. } => {
             (0..count).try_for_each(|_| ask(&mut open(target, tls)?, &request, &mut input))
         }
-        Traffic::Http2 { .. } => {
-            ensure!(tls.is_none(), "HTTP/2 is not supported with TLS");
-            http2::in_sequence(target, payload, count)
+        Traffic::Http2 { .. } | Traffic::Scheduled(LoadProtocol::Grpc) => {
+            ensure!(tls.is_none() && token.is_none(), "HTTP/2 is supported without TLS and tokens only");
+            http2::in_sequence(target, matches!(traffic, Traffic::Scheduled(_)), payload, count)
         }
         Traffic::Bytes | Traffic::Scheduled(_) => bail!("{traffic:?} cannot be sent in sequence"),
     }
@@ -46,11 +46,17 @@ pub(crate) fn send(
 
 /// Returns the HTTP/1.1 request of all measurements.
 pub(super) fn request(payload: usize) -> anyhow::Result<Vec<u8>> {
+    request_with(payload, None)
+}
+
+/// Returns the request with a JSON Web Token, if there is one.
+fn request_with(payload: usize, token: Option<&str>) -> anyhow::Result<Vec<u8>> {
+    let authorization = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
     let mut request = Vec::with_capacity(payload + 256);
     write!(
         request,
         "POST /echo HTTP/1.1\r\nHost: server.mesh.local\r\nUser-Agent: skysail-bench\r\n\
-         Content-Type: application/octet-stream\r\nContent-Length: {payload}\r\n\r\n"
+         Content-Type: application/octet-stream\r\nContent-Length: {payload}\r\n{authorization}\r\n"
     )?;
     request.resize(request.len() + payload, b'x');
     Ok(request)

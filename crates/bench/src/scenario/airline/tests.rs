@@ -88,7 +88,13 @@ fn result(factor: f64, failed: u64) -> CaseResult<AirlineScenario> {
                 if is_full { 0.8 * own * factor } else { own },
                 if is_full { failed } else { 0 },
             );
-            CaseRun { round, case: name.to_owned(), measurement: Some(measured), error: None }
+            CaseRun {
+                round,
+                case: name.to_owned(),
+                measurement: Some(measured),
+                error: None,
+                unavailable: None,
+            }
         })
     });
     let runs = runs.collect();
