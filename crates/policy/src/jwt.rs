@@ -30,6 +30,7 @@ mod json;
 #[cfg(test)]
 mod tests;
 mod verdicts;
+mod verified;
 
 pub use verdicts::{TokenVerdict, verdicts};
 
@@ -353,7 +354,7 @@ impl<'a> Check<'a, '_> {
         };
         let verified = match self.signatures {
             Some(known) => known.check((self.jwt.fingerprint, index, text), || token.verify(&keys)),
-            None => token.verify(&keys),
+            None => verified::check(&keys, text, || token.verify(&keys)),
         };
         verified.map_err(JwtFailure::Status)
     }
