@@ -212,13 +212,11 @@ fn every_code_is_used() {
     assert_eq!(unused, [""; 0]);
 }
 
-/// Returns the folders that the first command of a task's page runs, or the folder itself without a page.
+/// Returns the folders that the first command of an example's page runs, or the folder itself without a page.
 fn folders_of(folder: &Path) -> Vec<PathBuf> {
     let page = fs::read_to_string(folder.join("README.md")).unwrap_or_default();
     let command = page.lines().find_map(|line| line.trim().strip_prefix("$ skysail up "));
-    let Some(command) = command.filter(|_| folder.starts_with(root().join("examples/tasks"))) else {
-        return vec![folder.to_owned()];
-    };
+    let Some(command) = command else { return vec![folder.to_owned()] };
     // Folders are relative to the root, or to the page where it begins with `cd`.
     let below =
         |word: &str| if word.starts_with("examples/") { root().join(word) } else { folder.join(word) };
