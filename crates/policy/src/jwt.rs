@@ -3,11 +3,7 @@
 //!
 //! The messages are those of Envoy's `jwt_authn` filter, because clients see them.
 
-use std::{
-    cell::RefCell,
-    hash::{BuildHasher as _, RandomState},
-    sync::{Arc, LazyLock},
-};
+use std::sync::Arc;
 
 use base64::{
     Engine as _,
@@ -27,11 +23,12 @@ use crate::{
 use skysail_http::head::RequestHead;
 
 mod json;
+mod signatures;
 #[cfg(test)]
 mod tests;
 mod verdicts;
-mod verified;
 
+pub use signatures::Signatures;
 pub use verdicts::{TokenVerdict, verdicts};
 
 /// Maximum length of the path in a realm.
@@ -174,35 +171,6 @@ pub fn requirement<'a>(
     let mut names: Vec<&str> = jwt.named.iter().map(|(name, _)| &**name).collect();
     names.sort_unstable();
     Err(format!("Wrong requirement_name: {name}. It should be one of [{}]", names.join(",")))
-}
-
-/// Results of signature checks for one request's tokens. Each is verified once per configuration.
-#[derive(Debug, Default)]
-pub struct Signatures(RefCell<Vec<(u64, Result<(), Status>)>>);
-
-impl Signatures {
-    /// Maximum number of entries. A request rarely has more than one token.
-    const MAX: usize = 8;
-
-    /// Checks a signature. `verify` is called unless this configuration, provider and token have an entry.
-    fn check(
-        &self,
-        of: (u64, usize, &str),
-        verify: impl FnOnce() -> Result<(), Status>,
-    ) -> Result<(), Status> {
-        static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-        let of = KEYS.hash_one(of);
-        if let Some((_, known)) = self.0.borrow().iter().find(|(other, _)| *other == of) {
-            return *known;
-        }
-        let found = verify();
-        let mut known = self.0.borrow_mut();
-        if known.len() == Self::MAX {
-            known.clear();
-        }
-        known.push((of, found));
-        found
-    }
 }
 
 /// Checks a request against a requirement. `now` is in seconds since the Unix epoch. `fetched` are the providers whose
@@ -354,7 +322,7 @@ impl<'a> Check<'a, '_> {
         };
         let verified = match self.signatures {
             Some(known) => known.check((self.jwt.fingerprint, index, text), || token.verify(&keys)),
-            None => verified::check(&keys, text, || token.verify(&keys)),
+            None => signatures::check(&keys, text, || token.verify(&keys)),
         };
         verified.map_err(JwtFailure::Status)
     }

@@ -33,7 +33,7 @@ use tonic::{
 use tracing::debug;
 
 use self::{
-    connection::{CallStream, Connection},
+    connection::{CallStream, ClientConnection},
     keep_alive::KeepAlive,
     lifetime::{IdleAction, Lifetime},
     metered_io::MeteredIo,
@@ -144,7 +144,7 @@ where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
     let account = Arc::new(Account::new(Arc::clone(limits), address(&extensions)));
-    let mut connection = Connection::new(MeteredIo::new(io, Arc::clone(&account)));
+    let mut connection = ClientConnection::new(MeteredIo::new(io, Arc::clone(&account)));
     // Boxed, so that the memory of the timer is freed when the client has begun.
     if Box::pin(timeout(PREFACE, connection.begun())).await.is_err() {
         debug!("a client did not begin HTTP/2 in time");
@@ -226,7 +226,7 @@ impl<S: Service> Calls<'_, S> {
     }
 
     /// Begins the calls that have arrived; returns true if there was one.
-    fn accept<IO: AsyncRead + AsyncWrite + Unpin>(&mut self, connection: &mut Connection<IO>) -> bool {
+    fn accept<IO: AsyncRead + AsyncWrite + Unpin>(&mut self, connection: &mut ClientConnection<IO>) -> bool {
         let mut any = false;
         while let Some((request, stream)) = connection.accept() {
             any = true;

@@ -27,7 +27,7 @@ const WINDOW: u32 = 65_535;
 const MAX_FIELDS: usize = 128;
 
 /// The socket and the session of a connection. It makes progress only while it is polled.
-pub(super) struct Connection<IO> {
+pub(super) struct ClientConnection<IO> {
     io: IO,
     input: Buffer,
     output: Buffer,
@@ -37,7 +37,7 @@ pub(super) struct Connection<IO> {
     session: Arc<Mutex<Session>>,
 }
 
-impl<IO: AsyncRead + AsyncWrite + Unpin> Connection<IO> {
+impl<IO: AsyncRead + AsyncWrite + Unpin> ClientConnection<IO> {
     /// Begins HTTP/2.
     pub(super) fn new(io: IO) -> Self {
         let options = Http2Options {

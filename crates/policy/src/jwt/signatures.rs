@@ -1,10 +1,14 @@
-//! Tokens whose signature was verified before. A client usually sends a token many times, and a check of its signature
-//! takes far longer than the rest of a request.
+//! Signatures that were verified before: those of a worker's tokens, and those of one request's tokens.
 //!
+//! A client usually sends a token many times, and a check of its signature takes far longer than the rest of a request.
 //! Whether a signature is valid depends on the token and the keys alone. Times, issuers and audiences are checked for each
 //! request. Forged tokens are not kept, so they take no memory.
 
-use std::{cell::RefCell, sync::Arc};
+use std::{
+    cell::RefCell,
+    hash::{BuildHasher as _, RandomState},
+    sync::{Arc, LazyLock},
+};
 
 use skysail_http::map::Map;
 
@@ -57,6 +61,35 @@ pub(super) fn check(
     Ok(())
 }
 
+/// Results of signature checks for one request's tokens. Each is verified once per configuration.
+#[derive(Debug, Default)]
+pub struct Signatures(RefCell<Vec<(u64, Result<(), Status>)>>);
+
+impl Signatures {
+    /// Maximum number of entries. A request rarely has more than one token.
+    const MAX: usize = 8;
+
+    /// Checks a signature. `verify` is called unless this configuration, provider and token have an entry.
+    pub(super) fn check(
+        &self,
+        of: (u64, usize, &str),
+        verify: impl FnOnce() -> Result<(), Status>,
+    ) -> Result<(), Status> {
+        static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        let of = KEYS.hash_one(of);
+        if let Some((_, known)) = self.0.borrow().iter().find(|(other, _)| *other == of) {
+            return *known;
+        }
+        let found = verify();
+        let mut known = self.0.borrow_mut();
+        if known.len() == Self::MAX {
+            known.clear();
+        }
+        known.push((of, found));
+        found
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,5 +128,31 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(checked(&keys, &long, Ok(())), (Ok(()), true));
         }
+    }
+
+    #[test]
+    fn each_signature_is_verified_once() {
+        let (known, verified) = (Signatures::default(), std::cell::Cell::new(0));
+        let check = |of, good: bool| {
+            known.check(of, || {
+                verified.set(verified.get() + 1);
+                if good { Ok(()) } else { Err(Status::BadSignature) }
+            })
+        };
+        for _ in 0..3 {
+            assert_eq!(check((1, 0, "a"), true), Ok(()));
+            assert_eq!(check((1, 0, "b"), false), Err(Status::BadSignature));
+        }
+        assert_eq!(verified.get(), 2);
+        // Another configuration or provider verifies again.
+        for of in [(2, 0, "a"), (1, 1, "a")] {
+            assert_eq!(check(of, false), Err(Status::BadSignature));
+        }
+        assert_eq!(verified.get(), 4);
+        // The number of entries is limited.
+        for index in 0..100 {
+            assert_eq!(check((3, index, "a"), true), Ok(()));
+        }
+        assert!(known.0.borrow().len() <= Signatures::MAX);
     }
 }
