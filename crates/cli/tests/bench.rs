@@ -357,7 +357,6 @@ fn tiny_scenarios_of_grpc_and_tcp_measure_all_topologies() {
             let latency =
                 ["p50", "p90", "p99", "p99_9"].map(|name| run["latency_us"][name].as_f64().unwrap());
             assert!(latency[0] > 0.0 && latency.is_sorted(), "{run}");
-            assert!(run["generator_late_p99_us"].as_f64().is_some(), "{run}");
             for side in ["client", "server"] {
                 let cpu = &run["parts"][format!("{side}-proxy")]["cpu_us_per_request"];
                 let topology = run["topology"].as_str().unwrap();
