@@ -201,6 +201,7 @@ where
         Poll::Pending
     })
     .await;
+    Box::pin(connection.close()).await;
     connection.result()
 }
 

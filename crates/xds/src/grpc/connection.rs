@@ -5,6 +5,7 @@ use std::{
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -13,7 +14,10 @@ use skysail_http::{
     head::{Headers, ResponseHead},
     http2::{Bounds, Http2Options, Reason, Request, Role, Session, SessionLimits, StreamError},
 };
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf},
+    time::timeout,
+};
 
 use crate::limits;
 
@@ -23,6 +27,8 @@ const BACKLOG: usize = 256 << 10;
 const TURN: usize = 128 << 10;
 /// Receive windows of a stream and of the connection in bytes. Requests of an idle client are short.
 const WINDOW: u32 = 65_535;
+/// Timeout for the close of a socket.
+const CLOSE: Duration = Duration::from_secs(1);
 /// Maximum number of header fields of a call.
 const MAX_FIELDS: usize = 128;
 
@@ -74,10 +80,12 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> ClientConnection<IO> {
         let mut left = TURN;
         loop {
             let all_read = session.is_over() || read(io, input, session, &mut left, cx).is_pending();
-            if let Poll::Ready(Err(error)) = flush(io, output, unflushed, session, cx) {
+            let flushed = flush(io, output, unflushed, session, cx);
+            if let Poll::Ready(Err(error)) = &flushed {
                 session.close_with(StreamError::Closed(error.to_string().into()));
             }
-            if session.is_over() {
+            // A graceful end waits until all output is written.
+            if session.error().is_some() || (session.is_over() && flushed.is_ready()) {
                 return Poll::Ready(());
             }
             // Input that was left unread because of unwritten output may be read after it has been written.
@@ -101,6 +109,14 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> ClientConnection<IO> {
         let request = self.session().accept()?;
         let stream = CallStream { session: Arc::clone(&self.session), id: request.stream };
         Some((request, Arc::new(stream)))
+    }
+
+    /// Closes the socket after a graceful end. TLS tells the client that nothing was cut off.
+    pub(super) async fn close(&mut self) {
+        if self.session().error().is_none() {
+            // The socket is closed in any case.
+            let _ = timeout(CLOSE, self.io.shutdown()).await;
+        }
     }
 
     /// Returns the reason of the end, unless the client or this side has ended the connection without an error.

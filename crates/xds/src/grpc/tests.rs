@@ -215,3 +215,30 @@ async fn a_silent_client_is_disconnected() {
     server.await.unwrap();
     assert!(start.elapsed() < 2 * (BETWEEN_PINGS + PING_TIMEOUT), "{:?}", start.elapsed());
 }
+
+#[tokio::test]
+async fn a_shutdown_cuts_off_no_response() {
+    const LENGTH: usize = 1 << 20;
+    // The pipe holds far less than the output that waits when the call ends.
+    let (near, far) = tokio::io::duplex(1 << 10);
+    let (drain, draining) = tokio::sync::oneshot::channel::<()>();
+    let server = tokio::spawn(async move {
+        let draining = async { draining.await.unwrap() };
+        serve(near, Extensions::new(), &Large(LENGTH), &Arc::default(), draining).await
+    });
+    let (client, connection) = h2::client::handshake(far).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let (response, _open) = call(&client, "good").await.unwrap();
+    let mut body = response.await.unwrap().into_body();
+    drain.send(()).unwrap();
+    let mut got = 0;
+    while let Some(data) = body.data().await {
+        let length = data.unwrap().len();
+        got += length;
+        body.flow_control().release_capacity(length).unwrap();
+    }
+    assert_eq!(got, LENGTH);
+    assert_eq!(body.trailers().await.unwrap().unwrap()["grpc-status"], "0");
+    connection.await.unwrap().unwrap();
+    server.await.unwrap().unwrap();
+}
