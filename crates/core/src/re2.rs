@@ -124,10 +124,12 @@ fn push_escape(out: &mut String, rest: &mut Peekable<Chars<'_>>) -> Result<(), S
         Some('z') => out.push_str(r"\z"),
         Some('Q') => {
             rest.next();
-            let text: String = rest.collect();
-            let (quoted, after) = text.split_once("\\E").unwrap_or((&text, ""));
-            out.push_str(&escape(quoted));
-            out.push_str(&translate(after)?);
+            while let Some(c) = rest.next() {
+                if c == '\\' && rest.next_if_eq(&'E').is_some() {
+                    break;
+                }
+                out.push_str(&escape(c.encode_utf8(&mut [0; 4])));
+            }
             return Ok(());
         }
         _ => {
@@ -347,6 +349,8 @@ mod tests {
             ("a{2,}", "aaa"),
             (r"\Qa.b\E.", "a.bc"),
             (r"\Q(a", "(a"),
+            (r"(\Q)\E)+", "))"),
+            (&r"\Q\E".repeat(100_000), ""),
             (r"\<a\>", "<a>"),
             (r"\x41\x{42}\103\0", "ABC\0"),
             (r"\-\/\ ", "-/ "),
