@@ -2,8 +2,9 @@
 //!
 //! [`format`](mod@format) reads a graph into the [`model`], [`check`](mod@check) refuses what could not run, and
 //! [`write`](mod@write) writes it. [`generate`] makes graphs, [`kubernetes`] and [`graphviz`] convert them. [`serve`]
-//! is the mock service. [`deployment`] makes a mesh to measure from a graph.
+//! is the mock service, whose [`behavior`] can change while it runs. [`deployment`] makes a mesh to measure from a graph.
 
+mod behavior;
 mod check;
 mod deployment;
 mod format;
@@ -19,7 +20,11 @@ use std::path::{Path, PathBuf};
 
 use skysail_core::stdio;
 
-pub(crate) use self::deployment::{CLIENT, GraphDeployment, MeshPolicies};
+pub(crate) use self::{
+    behavior::WorkerBehavior,
+    deployment::{CLIENT, GraphDeployment, MeshPolicies},
+    kubernetes::CONTROL_PORT,
+};
 use self::{
     generate::GraphShape,
     kubernetes::KubernetesArgs,
@@ -58,7 +63,8 @@ enum GraphCommand {
     },
     /// Run the mock service of one service of a graph: its sleeps, calls, errors and response size.
     ///
-    /// It answers every request over HTTP/1.1 and, with prior knowledge, gRPC. `/metrics` has its counters.
+    /// It answers every request over HTTP/1.1 and, with prior knowledge, gRPC. `/metrics` has its counters. With
+    /// --control, its latency and errors can change, and it can go down and return, while it runs.
     Serve(MockArgs),
 }
 

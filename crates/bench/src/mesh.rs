@@ -1,7 +1,10 @@
 //! A whole mesh under load: a service graph that `skysail up` runs, and a client in one of its pods.
 //!
 //! [`measure`] starts the mesh, applies the load, and accounts for sidecars, services and the control plane apart. The
-//! mesh has no sidecars, those of Skysail, or Envoys with the same configuration. [`run`] also starts other meshes.
+//! mesh has no sidecars, those of Skysail, or Envoys with the same configuration. The load has phases, in which
+//! [`workers`] change. [`run`] also starts other meshes.
+
+mod workers;
 
 use std::{
     collections::BTreeMap,
@@ -15,6 +18,8 @@ use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
+pub(crate) use self::workers::WorkerChange;
+use self::workers::Workers;
 use crate::{
     accounting::{self, Cpu},
     child::{Running, Scheduling},
@@ -29,6 +34,10 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// Text that `skysail up` prints once all pods are ready, and a warning before it if sidecars lack their configuration.
 const IS_READY: &str = " ready after ";
 const IS_LATE: &str = "have not acknowledged their configuration";
+/// Share of a phase after which its changes are made, so that requests are in progress.
+const CHANGES_AFTER: f64 = 0.1;
+/// Code of requests without a response in the load's result, whose reasons have a field of their own.
+const NO_RESPONSE: &str = "-1";
 /// Percentiles of the load's result.
 const PERCENTILES: [(&str, f64); 4] = [("p50", 50.0), ("p90", 90.0), ("p99", 99.0), ("p99_9", 99.9)];
 
@@ -48,10 +57,20 @@ pub(crate) struct MeshLoad {
     pub(crate) rate: u32,
     pub(crate) connections: u32,
     pub(crate) warmup: Duration,
+    /// Duration of each phase.
     pub(crate) window: Duration,
 }
 
-/// Result of a turn.
+/// Phase of a load.
+#[derive(Clone, Debug)]
+pub(crate) struct MeshPhase {
+    /// Rate in percent of that of the load.
+    pub(crate) rate_percent: f64,
+    /// Changes of workers for the duration of the phase.
+    pub(crate) changes: Vec<WorkerChange>,
+}
+
+/// Result of a phase.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MeshMeasurement {
     pub(crate) pods: u64,
@@ -63,6 +82,9 @@ pub(crate) struct MeshMeasurement {
     /// Requests of the client that were due, and those of them without a response of status 200.
     pub(crate) requests: u64,
     pub(crate) failed: u64,
+    /// Failed requests by their status or the reason why they have no response.
+    #[serde(default)]
+    pub(crate) errors: BTreeMap<String, u64>,
     /// Mean number of requests between pods for all requests that the client sent.
     pub(crate) requests_in_mesh: f64,
     /// Latency of the client's requests in microseconds, from when they were due, by percentile.
@@ -105,11 +127,17 @@ pub(crate) struct ReadyMesh<'a> {
 impl ReadyMesh<'_> {
     /// Returns a command that runs this program in the network of a pod, with these arguments.
     pub(crate) fn command(&self, workload: &str, arguments: &[&str]) -> Command {
-        let mut command = Command::new(&self.programs.skysail);
+        let mut command = self.program(&["exec", workload, "--"]);
+        command.arg(&self.programs.skysail).args(arguments);
         command
-            .args(["exec", "--name", &self.name, workload, "--"])
-            .arg(&self.programs.skysail)
-            .args(arguments);
+    }
+
+    /// Returns a command for this mesh: the name of a subcommand and its arguments.
+    fn program(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.programs.skysail);
+        if let Some((subcommand, arguments)) = words.split_first() {
+            command.args([subcommand, "--name", &self.name]).args(arguments);
+        }
         command.kill_on_drop(true);
         command
     }
@@ -156,58 +184,78 @@ pub(crate) async fn run<T>(
     measured.with_context(|| format!("the mesh printed {output:?}"))
 }
 
-/// Starts a mesh, measures it under load, and ends it.
+/// Starts a mesh, measures it in each phase of a load, and ends it.
 ///
 /// # Errors
-/// The mesh does not become ready, or the load does not run.
+/// The mesh does not become ready, a change of a worker fails, or the load does not run.
 pub(crate) async fn measure(
     deployment: &GraphDeployment,
     programs: &MeshPrograms,
     load: &MeshLoad,
-) -> anyhow::Result<MeshMeasurement> {
+    phases: &[MeshPhase],
+) -> anyhow::Result<Vec<MeshMeasurement>> {
     let mesh = (&*deployment.objects, &*deployment.workloads);
-    run(mesh, programs, load.window, async |mesh| under_load(mesh, deployment, load).await).await
+    run(mesh, programs, load.window, async |mesh| under_load(mesh, deployment, load, phases).await).await
 }
 
-/// Measures a mesh that is ready, under load and then without it.
+/// Measures a mesh that is ready, in each phase and then without load.
 async fn under_load(
     mesh: &ReadyMesh<'_>,
     deployment: &GraphDeployment,
     load: &MeshLoad,
-) -> anyhow::Result<MeshMeasurement> {
+    phases: &[MeshPhase],
+) -> anyhow::Result<Vec<MeshMeasurement>> {
     let client = MeshClient { mesh, url: &deployment.url };
     client.send(load, load.warmup).await?;
     let parts = mesh.parts(if mesh.programs.sidecars.is_some() { deployment.pods } else { 0 })?;
     let sidecars = parts.get(&MeshPart::Sidecars).map_or(0, Vec::len);
-    let cpu = || -> anyhow::Result<(Instant, BTreeMap<MeshPart, Cpu>)> {
-        let cpu = parts.iter().map(|(part, pids)| Ok((*part, accounting::cpu(pids)?)));
-        Ok((Instant::now(), cpu.collect::<anyhow::Result<_>>()?))
+    let mut workers = match phases.iter().any(|phase| !phase.changes.is_empty()) {
+        true => Workers::of(mesh).await?,
+        false => Workers::default(),
     };
-    let before = cpu()?;
-    let sent = client.send(load, load.window).await?;
-    let after = cpu()?;
-    let rss_kb: BTreeMap<MeshPart, u64> =
-        parts.iter().map(|(part, pids)| (*part, accounting::memory(pids).rss_kb)).collect();
+    let mut all = Vec::with_capacity(phases.len());
+    for phase in phases {
+        let rate = (f64::from(load.rate) * phase.rate_percent / 100.0).round().max(1.0) as u32;
+        let load = MeshLoad { rate, ..*load };
+        let before = cpu(&parts)?;
+        let changes = async {
+            tokio::time::sleep(load.window.mul_f64(CHANGES_AFTER)).await;
+            workers.apply(mesh, &phase.changes).await
+        };
+        let (sent, changed) = tokio::join!(client.send(&load, load.window), changes);
+        changed?;
+        let (sent, after) = (sent?, cpu(&parts)?);
+        let cost = |(part, cpu_us_per_second): (MeshPart, f64)| {
+            let rss_kb = parts.get(&part).map_or(0, |pids| accounting::memory(pids).rss_kb);
+            (part, PartCost { cpu_us_per_second, idle_cpu_us_per_second: 0.0, rss_kb })
+        };
+        all.push(MeshMeasurement {
+            pods: deployment.pods,
+            sidecars,
+            ready_seconds: mesh.seconds,
+            seconds: (after.0 - before.0).as_secs_f64(),
+            requests: sent.due,
+            failed: sent.due - sent.good,
+            errors: sent.errors,
+            requests_in_mesh: sent.sent as f64 * deployment.requests,
+            latency_us: sent.latency_us,
+            parts: used(&before, &after).into_iter().map(cost).collect(),
+        });
+    }
     tokio::time::sleep(SETTLE).await;
-    let before_idle = cpu()?;
+    let before = cpu(&parts)?;
     tokio::time::sleep(load.window).await;
-    let idle = used(&before_idle, &cpu()?);
-    let cost = |(part, cpu_us_per_second): (MeshPart, f64)| {
-        let idle_cpu_us_per_second = idle.get(&part).copied().unwrap_or_default();
-        let rss_kb = rss_kb.get(&part).copied().unwrap_or_default();
-        (part, PartCost { cpu_us_per_second, idle_cpu_us_per_second, rss_kb })
-    };
-    Ok(MeshMeasurement {
-        pods: deployment.pods,
-        sidecars,
-        ready_seconds: mesh.seconds,
-        seconds: (after.0 - before.0).as_secs_f64(),
-        requests: sent.due,
-        failed: sent.due - sent.good,
-        requests_in_mesh: sent.sent as f64 * deployment.requests,
-        latency_us: sent.latency_us,
-        parts: used(&before, &after).into_iter().map(cost).collect(),
-    })
+    let idle = used(&before, &cpu(&parts)?);
+    for (part, cost) in all.iter_mut().flat_map(|measured| &mut measured.parts) {
+        cost.idle_cpu_us_per_second = idle.get(part).copied().unwrap_or_default();
+    }
+    Ok(all)
+}
+
+/// Returns the CPU time of each part so far, and when it was read.
+fn cpu(parts: &BTreeMap<MeshPart, Vec<i32>>) -> anyhow::Result<(Instant, BTreeMap<MeshPart, Cpu>)> {
+    let cpu = parts.iter().map(|(part, pids)| Ok((*part, accounting::cpu(pids)?)));
+    Ok((Instant::now(), cpu.collect::<anyhow::Result<_>>()?))
 }
 
 /// Returns the CPU time of each part between two readings, in microseconds per second.
@@ -288,6 +336,8 @@ struct SentLoad {
     sent: u64,
     /// Responses of status 200.
     good: u64,
+    /// Other requests that were due, by status or reason.
+    errors: BTreeMap<String, u64>,
     latency_us: BTreeMap<String, f64>,
 }
 
@@ -321,9 +371,18 @@ impl SentLoad {
         let histogram = &result["DurationHistogram"];
         let requests = histogram["Count"].as_u64().context("the result of the load has no count")?;
         ensure!(requests > 0, "the load had no response");
-        let good = result["RetCodes"]["200"].as_u64().unwrap_or_default();
+        let counts = |field: &str| -> BTreeMap<String, u64> {
+            let counts = result[field].as_object().into_iter().flatten();
+            counts.filter_map(|(name, count)| Some((name.clone(), count.as_u64()?))).collect()
+        };
+        let mut errors = counts("RetCodes");
+        let good = errors.remove("200").unwrap_or_default();
+        errors.remove(NO_RESPONSE);
+        errors.extend(counts("Failures"));
         // Requests that were due and not sent, or without a response at the end.
         let unsent = result["Unsent"].as_u64().unwrap_or_default();
+        errors.insert("unsent".to_owned(), unsent);
+        errors.retain(|_, count| *count > 0);
         let percentiles = histogram["Percentiles"].as_array().map(Vec::as_slice).unwrap_or_default();
         let of = |percentile: f64| {
             let is_same = |of: &&serde_json::Value| of["Percentile"].as_f64() == Some(percentile);
@@ -336,6 +395,7 @@ impl SentLoad {
             due: (requests + unsent).max(good),
             sent: requests + u64::from(connections),
             good,
+            errors,
             latency_us: latency.collect(),
         })
     }
@@ -365,11 +425,12 @@ mod tests {
 
     #[test]
     fn a_result_of_the_load_is_read() {
-        let text = r#"{"RetCodes": {"200": 97, "503": 2, "-1": 1}, "Unsent": 20,
+        let text = r#"{"RetCodes": {"200": 97, "503": 2, "-1": 1}, "Failures": {"reset": 1, "timeout": 0}, "Unsent": 20,
             "DurationHistogram": {"Count": 100, "Percentiles": [{"Percentile": 50, "Value": 0.001},
             {"Percentile": 99.9, "Value": 0.01}]}}"#;
         let latency_us = BTreeMap::from([("p50".to_owned(), 1_000.0), ("p99_9".to_owned(), 10_000.0)]);
-        let expected = SentLoad { due: 120, sent: 108, good: 97, latency_us };
+        let errors = [("503", 2), ("reset", 1), ("unsent", 20)].map(|(name, count)| (name.to_owned(), count));
+        let expected = SentLoad { due: 120, sent: 108, good: 97, errors: errors.into(), latency_us };
         assert_eq!(SentLoad::parse(text, 8).unwrap(), expected);
         let none = SentLoad::parse(r#"{"DurationHistogram": {"Count": 0}}"#, 8).unwrap_err();
         assert!(none.to_string().contains("no response"), "{none}");

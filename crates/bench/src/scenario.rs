@@ -42,6 +42,9 @@ use crate::report::LatencyReport;
 
 /// Value of `benchmark` in result files.
 const BENCHMARK: &str = "scenario";
+/// Price of a vCPU for a month in dollars: 50,000 for 1,200 vCPU, from "Benchmarking Istio and Linkerd CPU" (M. Kipper,
+/// 2019).
+const CPU_PRICE: f64 = 41.67;
 /// Format of result files.
 const FORMAT: u32 = 1;
 

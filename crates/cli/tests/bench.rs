@@ -298,7 +298,7 @@ fn a_tiny_scenario_of_a_control_plane_runs_its_benchmark() {
 #[test]
 fn a_tiny_scenario_of_a_mesh_measures_it_with_and_without_sidecars() {
     let folder = tempfile::tempdir().unwrap();
-    for (scenario, pods) in [("mesh-wide", 4), ("policies", 5), ("tiers", 10)] {
+    for (scenario, pods) in [("mesh-wide", 4), ("policies", 5)] {
         let printed = tiny(folder.path(), scenario);
         assert_eq!(printed["violations"], serde_json::json!([]), "{scenario}");
         let runs = printed["runs"].as_array().unwrap();
@@ -336,6 +336,51 @@ fn a_tiny_scenario_of_a_mesh_measures_it_with_and_without_sidecars() {
     let text = String::from_utf8_lossy(&compared.stdout);
     assert!(compared.status.success() && text.contains("| tree/skysail "), "{text}");
     assert!(!text.contains("tree/none"), "{text}");
+}
+
+#[test]
+fn a_tiny_scenario_of_tiers_has_phases_in_which_workers_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let printed = tiny(folder.path(), "tiers");
+    assert_eq!(printed["violations"], serde_json::json!([]));
+    let runs = printed["runs"].as_array().unwrap();
+    let phases = ["before", "server-dies", "returned", "degraded", "outage", "double-rate"];
+    let of = |peer: &str| phases.map(|phase| format!("three-tiers/{peer}/{phase}"));
+    let names: Vec<&str> = runs.iter().map(|run| run["case"].as_str().unwrap()).collect();
+    let expected = [of("none"), of("skysail")].concat();
+    assert_eq!(names[..12], expected);
+    assert_eq!(names[12..], ["many-workers/none", "many-workers/skysail"]);
+    for (run, name) in runs.iter().zip(&names) {
+        let number = |name: &str| run[name].as_u64().unwrap();
+        let errors = run["errors"].as_object().unwrap();
+        assert_eq!(
+            errors.values().map(|count| count.as_u64().unwrap()).sum::<u64>(),
+            number("failed"),
+            "{run}"
+        );
+        // One second at 20 requests/s; double-rate at 40.
+        let rate = if name.ends_with("double-rate") { 40 } else { 20 };
+        assert!((rate / 2..=rate * 2).contains(&number("requests")), "{run}");
+        let latency = ["p50", "p90", "p99", "p99_9"].map(|name| run["latency_us"][name].as_f64().unwrap());
+        assert!(latency[0] > 0.0 && latency.is_sorted(), "{run}");
+        let has_sidecars = name.contains("/skysail");
+        assert_eq!(number("sidecars"), if has_sidecars { 7 } else { 0 }, "{run}");
+        for part in ["sidecars", "control"] {
+            assert_eq!(run["parts"][part]["cpu_us_per_second"].is_number(), has_sidecars, "{run}");
+        }
+        // The entry point refuses connections: the client sees it, or its sidecar answers.
+        if name.ends_with("/outage") {
+            let cause = if has_sidecars { "503" } else { "connect" };
+            assert!(errors.get(cause).is_some_and(|count| count.as_u64() > Some(0)), "{run}");
+        }
+    }
+    let drawn = bench(folder.path(), &["report", "results", "--html", "page.html"]);
+    assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
+    let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
+    assert!(
+        page.contains("three-tiers/skysail/outage") && page.contains("Not available: linkerd2-proxy"),
+        "{page}"
+    );
 }
 
 #[test]

@@ -37,6 +37,8 @@ pub(crate) struct GraphDeployment {
     pub(crate) objects: String,
     /// URL of the entry point.
     pub(crate) url: String,
+    /// Name of the file, or arguments, from which it was made.
+    pub(crate) source: String,
     /// Deployments, as NAMESPACE/NAME.
     pub(crate) workloads: Vec<String>,
     /// Number of pods, with the client.
@@ -61,16 +63,24 @@ impl GraphDeployment {
     /// The file is not a valid graph, or the arguments are not valid.
     pub(crate) fn new(graph: &str, policies: MeshPolicies) -> anyhow::Result<Self> {
         if graph.ends_with(".yaml") {
-            return Self::of(format::read(Path::new(graph))?, policies);
+            return Self::of(format::read(Path::new(graph))?, policies, graph);
         }
         let parsed = Generated::try_parse_from(graph.split_whitespace()).map_err(|error| {
             let text = error.to_string();
             anyhow::anyhow!("{}", text.lines().next().unwrap_or_default().trim_start_matches("error: "))
         })?;
-        Self::of(generate::graph(&parsed.shape)?, policies)
+        Self::of(generate::graph(&parsed.shape)?, policies, graph)
     }
 
-    fn of(mut graph: ServiceGraph, policies: MeshPolicies) -> anyhow::Result<Self> {
+    /// Returns the names of the graph's services.
+    pub(crate) fn services(&self) -> impl Iterator<Item = &str> {
+        self.workloads
+            .iter()
+            .filter_map(|workload| workload.rsplit('/').next())
+            .filter(|name| *name != CLIENT)
+    }
+
+    fn of(mut graph: ServiceGraph, policies: MeshPolicies, source: &str) -> anyhow::Result<Self> {
         for service in &mut graph.services {
             service.namespace.get_or_insert_with(|| NAMESPACE.to_owned());
         }
@@ -92,7 +102,7 @@ impl GraphDeployment {
         if policies == MeshPolicies::Restricted {
             restrict(&mut objects, &graph);
         }
-        Ok(Self { objects, url, workloads, pods, requests })
+        Ok(Self { objects, url, source: source.to_owned(), workloads, pods, requests })
     }
 }
 

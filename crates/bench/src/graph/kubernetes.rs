@@ -16,6 +16,8 @@ use super::{
 
 /// Port of the mock service, which isotope's host names have.
 pub(super) const PORT: u16 = 8_080;
+/// Port of a pod's loopback at which its mock service can be changed.
+pub(crate) const CONTROL_PORT: u16 = 8_081;
 /// Maximum size of a ConfigMap in bytes.
 const MAX_CONFIG_MAP: usize = 1 << 20;
 /// Folder of the graph in the container.
@@ -140,7 +142,8 @@ fn objects(text: &mut String, service: &GraphService, args: &KubernetesArgs) {
         "---\napiVersion: apps/v1\nkind: Deployment\n{metadata}spec:\n  replicas: {replicas}\n\
          \x20 selector:\n    matchLabels:\n      app: {name}\n  template:\n    metadata:\n      labels:\n{pod_labels}\
          \x20   spec:\n      serviceAccountName: {name}\n      containers:\n      - name: mock-service\n\
-         \x20       image: {image}\n        args: [--service, {name}, --graph, {FOLDER}/{FILE}]\n\
+         \x20       image: {image}\n        args: [--service, {name}, --graph, {FOLDER}/{FILE}, \
+         --control, \"127.0.0.1:{CONTROL_PORT}\"]\n\
          \x20       ports:\n        - name: {port}\n          containerPort: {PORT}\n\
          \x20       readinessProbe:\n          httpGet:\n            path: /metrics\n            port: {PORT}\n\
          \x20         periodSeconds: 2\n\

@@ -23,7 +23,7 @@ pub(super) use self::{
     diff::diff,
     page::section,
     result::{CaseReport, CaseResult, CaseSettings},
-    run::run,
+    run::{run, run_groups},
     table::markdown,
 };
 #[cfg(test)]
@@ -73,8 +73,8 @@ pub(super) trait CaseStudy: Clone + Debug + Serialize + DeserializeOwned {
     /// Returns the most important figures of a turn, for its line of progress.
     fn progress(measurement: &Self::Measurement) -> String;
 
-    /// Returns why the result of a turn is not accepted.
-    fn violation(&self, measurement: &Self::Measurement) -> Option<String>;
+    /// Returns why the result of a turn of this case is not accepted.
+    fn violation(&self, case: &str, measurement: &Self::Measurement) -> Option<String>;
 
     /// Returns the figures that others have published.
     fn published(&self) -> &[PublishedCase];
@@ -109,7 +109,7 @@ pub(super) trait CaseStudy: Clone + Debug + Serialize + DeserializeOwned {
 pub(super) struct CaseAcceptance {
     /// Maximum share of failed requests of each turn, in percent. Default: 0.
     #[serde(default)]
-    failed_percent: f64,
+    pub(super) failed_percent: f64,
     /// Maximum medians. They are checked only in the size `default`.
     #[serde(default)]
     pub(super) limits: Vec<CaseLimit>,

@@ -1,8 +1,9 @@
 //! Scenarios of a whole mesh: service graphs that `skysail up` runs, without sidecars and with those of each peer.
 //!
-//! [`format`](mod@format) has the fields of the scenario. [`run`](mod@run) takes the turns.
+//! [`format`](mod@format) has the fields of the scenario, with [`phases`] of the load. [`run`](mod@run) takes the turns.
 
 mod format;
+mod phases;
 mod run;
 
 pub(super) use self::{

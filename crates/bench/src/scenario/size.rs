@@ -10,6 +10,7 @@ use serde::Serialize;
 use skysail_core::stdio;
 
 use super::{
+    CPU_PRICE,
     cases::CaseResult,
     command::{CommandMeasurement, CommandScenario},
     format::SizeName,
@@ -64,7 +65,7 @@ pub(crate) struct SizeArgs {
 
     /// Price of a vCPU for a month. Default: 50,000 for 1,200 vCPU, from "Benchmarking Istio and Linkerd CPU" (M. Kipper,
     /// 2019).
-    #[arg(long, value_name = "PRICE", default_value = "41.67", value_parser = number)]
+    #[arg(long, value_name = "PRICE", default_value_t = CPU_PRICE, value_parser = number)]
     cpu_price: f64,
 
     /// Price of a gigabyte of memory for a month. The default price of a vCPU includes memory.

@@ -9,14 +9,51 @@ use std::{
 use super::*;
 use crate::graph::format;
 
+/// Starts threads that run a service of a graph.
+fn start(graph: &str, name: &str, threads: usize, connections: usize) -> WorkerSwitch {
+    let graph = format::parse(graph).unwrap_or_else(|error| panic!("{error}\n{graph}"));
+    let switch = WorkerSwitch::open("127.0.0.1:0".parse().unwrap()).unwrap();
+    let counters = Arc::new(Counters::new(&graph, name).unwrap());
+    let permits = Arc::new(Semaphore::new(connections));
+    for _ in 0..threads {
+        let (graph, name, counters) = (graph.clone(), name.to_owned(), Arc::clone(&counters));
+        let (state, permits) = (switch.watch(), Arc::clone(&permits));
+        thread::spawn(move || serve(state, permits, &graph, &name, counters));
+    }
+    switch
+}
+
 /// Runs a service of a graph on a thread. Returns its address.
 fn run_service(graph: &str, name: &str) -> SocketAddr {
-    let graph = format::parse(graph).unwrap_or_else(|error| panic!("{error}\n{graph}"));
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (address, name) = (listener.local_addr().unwrap(), name.to_owned());
-    let counters = Arc::new(Counters::new(&graph, &name).unwrap());
-    thread::spawn(move || serve(listener, &graph, &name, counters).map(|never| match never {}));
+    let switch = start(graph, name, 1, 100);
+    let address = switch.address;
+    // The service ends with its switch.
+    std::mem::forget(switch);
     address
+}
+
+/// Runs the endpoint of a service on a thread. Returns its address.
+fn run_control(switch: WorkerSwitch) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            match control::serve(listener, switch).await {}
+        })
+    });
+    address
+}
+
+/// Sets a behaviour. Returns status and body of the response.
+fn put(control: SocketAddr, behavior: &str) -> (u16, String) {
+    let request = format!(
+        "PUT / HTTP/1.1\r\nHost: {control}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{behavior}",
+        behavior.len()
+    );
+    status_and_body(&send(control, &request))
 }
 
 /// A service without calls and its address.
@@ -35,7 +72,11 @@ fn send(address: SocketAddr, request: &str) -> String {
 
 /// Returns status and body of a GET.
 fn get(address: SocketAddr, path: &str) -> (u16, String) {
-    let response = send(address, &format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"));
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    status_and_body(&send(address, &request))
+}
+
+fn status_and_body(response: &str) -> (u16, String) {
     let (head, body) = response.split_once("\r\n\r\n").unwrap();
     (head[9..12].parse().unwrap(), body.to_owned())
 }
@@ -263,4 +304,78 @@ fn a_probability_is_the_share_of_calls() {
     let calls = counter(callee, RECEIVED);
     // Ten standard deviations around the mean.
     assert!((395..=805).contains(&calls), "{calls}");
+}
+
+#[test]
+fn a_service_that_is_down_refuses_connections_until_it_returns() {
+    let graph = "services:\n- {name: leaf, isEntrypoint: true, responseSize: 1}\n";
+    let switch = start(graph, "leaf", 3, 100);
+    let address = switch.address;
+    let control = run_control(switch);
+    let connect = || {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
+        stream
+    };
+    let kept = [0; 4].map(|_| connect());
+    for _ in 0..2 {
+        assert_eq!(put(control, r#"{"down": true}"#), (200, r#"{"down":true}"#.to_owned()));
+    }
+    for mut stream in kept {
+        assert_eq!(stream.read(&mut [0; 16]).unwrap_or_default(), 0, "the connection is closed");
+    }
+    assert_eq!(TcpStream::connect(address).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+    assert_eq!(put(control, "{}").0, 200);
+    assert_eq!(get(address, "/"), (200, "x".to_owned()));
+    assert_eq!(counter(address, RECEIVED), 5, "the counters are kept");
+}
+
+#[test]
+fn latency_and_errors_change_while_connections_stay() {
+    let graph = "services:\n- {name: leaf, isEntrypoint: true, errorRate: 100%}\n";
+    let switch = start(graph, "leaf", 1, 100);
+    let address = switch.address;
+    let control = run_control(switch);
+    let mut stream = TcpStream::connect(address).unwrap();
+    let mut exchange = || {
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let mut response = [0; 4096];
+        let length = stream.read(&mut response).unwrap();
+        String::from_utf8_lossy(&response[9..length.min(12)]).into_owned()
+    };
+    assert_eq!(exchange(), "500");
+    let behavior = r#"{"delay":"20ms","errors":"0%","down":false}"#;
+    assert_eq!(put(control, behavior), (200, behavior.to_owned()));
+    assert_eq!(get(control, "/"), (200, behavior.to_owned()));
+    // The thread may not have seen the change yet.
+    while exchange() == "500" {}
+    let started = Instant::now();
+    assert_eq!(exchange(), "200");
+    assert!(started.elapsed() >= Duration::from_millis(20));
+    for invalid in ["", "{", r#"{"delay": 5}"#, r#"{"down": true, "x": 1}"#] {
+        assert_eq!(put(control, invalid).0, 400, "{invalid}");
+    }
+    assert_eq!(get(control, "/").1, behavior);
+    let foreign = send(control, "GET / HTTP/1.1\r\nHost: example.com\r\nConnection: close\r\n\r\n");
+    assert!(foreign.starts_with("HTTP/1.1 403 "), "{foreign}");
+}
+
+#[test]
+fn connections_above_the_limit_wait() {
+    let switch = start("services:\n- {name: leaf, isEntrypoint: true}\n", "leaf", 2, 2);
+    let request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+    let mut streams = [0; 3].map(|_| TcpStream::connect(switch.address).unwrap());
+    for stream in &mut streams {
+        stream.write_all(request).unwrap();
+    }
+    // Connections are accepted in their order.
+    let mut buffer = [0; 4096];
+    let [first, second, third] = &mut streams;
+    assert!(first.read(&mut buffer).unwrap() > 0 && second.read(&mut buffer).unwrap() > 0);
+    third.set_nonblocking(true).unwrap();
+    assert_eq!(third.read(&mut buffer).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    third.set_nonblocking(false).unwrap();
+    first.shutdown(std::net::Shutdown::Both).unwrap();
+    assert!(third.read(&mut buffer).unwrap() > 0);
 }

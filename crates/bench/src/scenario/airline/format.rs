@@ -277,7 +277,7 @@ impl CaseStudy for AirlineScenario {
         )
     }
 
-    fn violation(&self, measured: &AirlineMeasurement) -> Option<String> {
+    fn violation(&self, _: &str, measured: &AirlineMeasurement) -> Option<String> {
         let most = self.acceptance.failed_percent;
         let AirlineMeasurement { at_rate, of_users, .. } = measured;
         let is_refused = |trial: &&AirlineTrial| trial.failed as f64 * 100.0 > most * trial.calls as f64;

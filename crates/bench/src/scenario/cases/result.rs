@@ -214,7 +214,7 @@ impl<S: CaseStudy> CaseReport<S> {
     /// Returns a message for each turn that is not accepted.
     fn refused(&self, scenario: &S) -> Vec<String> {
         let refused = |run: &CaseRun<S::Measurement>| {
-            let why = scenario.violation(run.measurement.as_ref()?)?;
+            let why = scenario.violation(&run.case, run.measurement.as_ref()?)?;
             Some(format!("{why} in round {}, {} {}", run.round, S::COLUMNS[0], run.case))
         };
         self.runs.iter().filter_map(refused).collect()

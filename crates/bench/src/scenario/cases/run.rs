@@ -31,13 +31,42 @@ pub(in crate::scenario) fn run<S: CaseStudy>(
     (machine, peers): (Machine, &[(Peer, PathBuf)]),
     measure: impl AsyncFn(&S::Case, Duration, Duration) -> anyhow::Result<S::Measurement>,
 ) -> anyhow::Result<CaseResult<S>> {
+    run_groups(
+        scenario,
+        size,
+        settings,
+        (machine, peers),
+        |_, _| false,
+        async |cases, warmup, window| {
+            let mut all = Vec::with_capacity(cases.len());
+            for case in cases {
+                all.push(measure(case, warmup, window).await?);
+            }
+            Ok(all)
+        },
+    )
+}
+
+/// Takes all turns like [`run`]. Consecutive cases for which `is_group` returns true are measured in one turn: `measure`
+/// gets them all, and returns a result for each.
+///
+/// # Errors
+/// As for [`run`].
+pub(in crate::scenario) fn run_groups<S: CaseStudy>(
+    scenario: S,
+    size: SizeName,
+    settings: CaseSettings<S::Case>,
+    (machine, peers): (Machine, &[(Peer, PathBuf)]),
+    is_group: impl Fn(&S::Case, &S::Case) -> bool,
+    measure: impl AsyncFn(&[S::Case], Duration, Duration) -> anyhow::Result<Vec<S::Measurement>>,
+) -> anyhow::Result<CaseResult<S>> {
     let (started, mut runs) = (stage::now(), Vec::new());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let interrupted = runtime.block_on(async {
         tokio::select! {
             biased;
             signal = shutdown::terminate() => signal.map(|_| true),
-            () = take::<S>(&settings, &mut runs, measure) => Ok(false),
+            () = take::<S>(&settings, &mut runs, is_group, measure) => Ok(false),
         }
     })?;
     let report = CaseReport::new((started, interrupted), machine, settings, stage::versions(peers), runs);
@@ -48,28 +77,36 @@ pub(in crate::scenario) fn run<S: CaseStudy>(
 async fn take<S: CaseStudy>(
     settings: &CaseSettings<S::Case>,
     runs: &mut Vec<CaseRun<S::Measurement>>,
-    measure: impl AsyncFn(&S::Case, Duration, Duration) -> anyhow::Result<S::Measurement>,
+    is_group: impl Fn(&S::Case, &S::Case) -> bool,
+    measure: impl AsyncFn(&[S::Case], Duration, Duration) -> anyhow::Result<Vec<S::Measurement>>,
 ) {
     let [warmup, window] = [settings.warmup, settings.seconds].map(Duration::from_secs_f64);
     let (began, all) = (Instant::now(), settings.cases.len() * settings.rounds as usize);
     for round in 1..=settings.rounds {
-        for case in &settings.cases {
-            let (mut measurement, mut error, mut unavailable) = (None, None, None);
-            match measure(case, warmup, window).await {
-                Ok(measured) => measurement = Some(measured),
+        for cases in settings.cases.chunk_by(&is_group) {
+            let (mut measured, mut error, mut unavailable) = (Vec::new(), None, None);
+            match measure(cases, warmup, window).await {
+                Ok(all) => measured = all,
                 Err(lacking) if lacking.is::<NotAvailable>() => unavailable = Some(format!("{lacking:#}")),
                 Err(failed) => error = Some(format!("{failed:#}")),
             }
-            let done = runs.len() + 1;
-            let left = minutes(began.elapsed().div_f64(done as f64).mul_f64((all - done) as f64));
-            let shown = match (&measurement, &unavailable) {
-                (Some(measured), _) => S::progress(measured),
-                (None, Some(reason)) => format!("not available: {reason}"),
-                (None, None) => format!("failed: {}", error.as_deref().unwrap_or_default()),
-            };
-            let case = S::name(case).to_owned();
-            stdio::print_error(format_args!("[{done}/{all}, {left} left] round {round}, {case}: {shown}"));
-            runs.push(CaseRun { round, case, measurement, error, unavailable });
+            let turns = runs.len() + cases.len();
+            let left = minutes(began.elapsed().div_f64(turns as f64).mul_f64((all - turns) as f64));
+            let mut measured = measured.into_iter();
+            for case in cases {
+                let (done, measurement) = (runs.len() + 1, measured.next());
+                let shown = match (&measurement, &unavailable) {
+                    (Some(measured), _) => S::progress(measured),
+                    (None, Some(reason)) => format!("not available: {reason}"),
+                    (None, None) => format!("failed: {}", error.as_deref().unwrap_or_default()),
+                };
+                let case = S::name(case).to_owned();
+                stdio::print_error(format_args!(
+                    "[{done}/{all}, {left} left] round {round}, {case}: {shown}"
+                ));
+                let (error, unavailable) = (error.clone(), unavailable.clone());
+                runs.push(CaseRun { round, case, measurement, error, unavailable });
+            }
             // A signal ends the run between two turns that do not wait.
             tokio::task::yield_now().await;
         }

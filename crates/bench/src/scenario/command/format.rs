@@ -257,7 +257,7 @@ impl CaseStudy for CommandScenario {
         shown.iter().filter_map(value).collect::<Vec<_>>().join(", ")
     }
 
-    fn violation(&self, _: &CommandMeasurement) -> Option<String> {
+    fn violation(&self, _: &str, _: &CommandMeasurement) -> Option<String> {
         None
     }
 

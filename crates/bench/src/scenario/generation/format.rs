@@ -217,7 +217,7 @@ impl CaseStudy for GenerationScenario {
         format!("CPU parse {:.0}, index {:.0}, compile {:.0} µs", cpu("parse"), cpu("index"), cpu("compile"))
     }
 
-    fn violation(&self, _: &GenerationMeasurement) -> Option<String> {
+    fn violation(&self, _: &str, _: &GenerationMeasurement) -> Option<String> {
         None
     }
 

@@ -6,15 +6,17 @@ use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 use skysail_yaml::Node;
 
+use super::phases::{self, PhaseInput};
 use crate::{
     graph::{GraphDeployment, MeshPolicies},
     mesh::{MeshMeasurement, MeshPart},
     peers::Peer,
     scenario::{
+        CPU_PRICE,
         cases::{
             CaseAcceptance, CaseLimit, CaseReport, CaseSettings, CaseStudy, PublishedCase, check_published,
         },
-        document::{Checked, decode, distinct, heading, is_name, message, within},
+        document::{Checked, decode, distinct, heading, is_name, message, text, within},
         format::{Figure, MAX_ROUNDS, SizeName, Sizes, Study, figure},
     },
 };
@@ -44,13 +46,24 @@ pub(in crate::scenario) struct MeshScenario {
     /// Figures of others for the same question.
     #[serde(default)]
     published: Vec<PublishedCase>,
+    /// Sidecars that cannot take part.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    not_available: Vec<AbsentSystem>,
+}
+
+/// A system that cannot take part.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AbsentSystem {
+    system: String,
+    reason: String,
 }
 
 /// A mesh and its load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct MeshInput {
-    name: String,
+    pub(super) name: String,
     /// Arguments of `skysail bench graph generate`, or a file in the format of isotope whose name ends in `.yaml`.
     pub(super) graph: String,
     #[serde(default)]
@@ -59,6 +72,9 @@ pub(super) struct MeshInput {
     pub(super) rate: u32,
     /// Connections of the client.
     pub(super) connections: u32,
+    /// Phases of the load, in their order. None: a single one without a name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    phases: Vec<PhaseInput>,
 }
 
 /// A group of figures.
@@ -67,10 +83,14 @@ pub(super) struct MeshInput {
 pub(in crate::scenario) enum MeshMeasure {
     /// Latency of the client's requests from when they were due.
     Latency,
+    /// Failed requests of the client, by cause.
+    Errors,
     /// CPU time of sidecars, services and the control plane.
     Cpu,
     /// Resident memory of sidecars and the control plane.
     Memory,
+    /// Price of the CPU time of sidecars.
+    Cost,
     /// Time until the mesh is ready.
     Start,
 }
@@ -92,18 +112,39 @@ pub(super) struct MeshSize {
     graph: Option<String>,
 }
 
-/// A mesh with the sidecars of a peer, or without sidecars.
+/// A phase of a mesh with the sidecars of a peer, or without sidecars.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::scenario) struct MeshCase {
-    /// `MESH/PEER`.
+    /// `MESH/PEER`, or `MESH/PEER/PHASE`.
     name: String,
     /// The mesh, with graph and rate of the size.
     pub(super) mesh: MeshInput,
     pub(super) peer: Option<Peer>,
+    /// Name of the phase.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    phase: Option<String>,
 }
 
+impl MeshCase {
+    /// Returns the phase; `None` for a mesh without phases.
+    pub(super) fn phase(&self) -> Option<&PhaseInput> {
+        self.mesh.phases.iter().find(|phase| Some(&phase.name) == self.phase.as_ref())
+    }
+}
+
+/// Causes of failed requests with figures of their own: the figure, and the names of the causes in results.
+const CAUSES: [(&str, &[&str]); 7] = [
+    ("errors_connect_percent", &["connect"]),
+    ("errors_closed_percent", &["closed", "reset"]),
+    ("errors_timeout_percent", &["timeout"]),
+    ("errors_unsent_percent", &["unsent"]),
+    ("errors_500_percent", &["500"]),
+    ("errors_503_percent", &["503"]),
+    ("errors_504_percent", &["504"]),
+];
+
 impl MeshMeasure {
-    const ALL: [Self; 4] = [Self::Latency, Self::Cpu, Self::Memory, Self::Start];
+    const ALL: [Self; 6] = [Self::Latency, Self::Errors, Self::Cpu, Self::Memory, Self::Cost, Self::Start];
 
     /// Returns the figures of the group. Less is better in all of them.
     pub(super) fn figures(self) -> &'static [Figure] {
@@ -112,6 +153,17 @@ impl MeshMeasure {
             figure("latency_p90_us", "P90 ms", 1e3, 2),
             figure("latency_p99_us", "P99 ms", 1e3, 2),
             figure("latency_p99_9_us", "P99.9 ms", 1e3, 2),
+        ];
+        const ERRORS: [Figure; 9] = [
+            figure("failed_percent", "failed %", 1.0, 2),
+            figure("errors_connect_percent", "connect %", 1.0, 2),
+            figure("errors_closed_percent", "closed %", 1.0, 2),
+            figure("errors_timeout_percent", "timeout %", 1.0, 2),
+            figure("errors_unsent_percent", "unsent %", 1.0, 2),
+            figure("errors_500_percent", "500 %", 1.0, 2),
+            figure("errors_503_percent", "503 %", 1.0, 2),
+            figure("errors_504_percent", "504 %", 1.0, 2),
+            figure("errors_other_percent", "other %", 1.0, 2),
         ];
         const CPU: [Figure; 4] = [
             figure("cpu_sidecars_us_per_request", "sidecars CPU µs", 1.0, 0),
@@ -124,11 +176,14 @@ impl MeshMeasure {
             figure("rss_sidecars_kb", "all sidecars MB", 1_024.0, 0),
             figure("rss_control_kb", "control plane MB", 1_024.0, 1),
         ];
+        const COST: [Figure; 1] = [figure("cost_month", "$ a month", 1.0, 0)];
         const START: [Figure; 1] = [figure("ready_seconds", "ready after s", 1.0, 1)];
         match self {
             Self::Latency => &LATENCY,
+            Self::Errors => &ERRORS,
             Self::Cpu => &CPU,
             Self::Memory => &MEMORY,
+            Self::Cost => &COST,
             Self::Start => &START,
         }
     }
@@ -142,20 +197,34 @@ impl MeshScenario {
         Ok(scenario)
     }
 
-    /// Returns the cases of a run: each mesh without sidecars, then with those of each peer.
+    /// Returns the cases of a run: the phases of each mesh without sidecars, then with those of each peer.
     pub(super) fn cases(&self, size: SizeName, peers: &[Peer]) -> Vec<MeshCase> {
         let size = self.sizes.of(size);
         let peers: Vec<Option<Peer>> = [None].into_iter().chain(peers.iter().copied().map(Some)).collect();
-        let of = |mesh: &MeshInput, peer: Option<Peer>| MeshCase {
-            name: format!("{}/{}", mesh.name, peer.map_or(NO_SIDECARS, Peer::name)),
-            mesh: MeshInput {
-                graph: size.graph.as_ref().unwrap_or(&mesh.graph).clone(),
-                rate: mesh.rate.min(size.rate.unwrap_or(u32::MAX)),
-                ..mesh.clone()
-            },
-            peer,
+        let of = |mesh: &MeshInput, peer: Option<Peer>, phase: Option<&PhaseInput>| {
+            let name = format!("{}/{}", mesh.name, peer.map_or(NO_SIDECARS, Peer::name));
+            let phase = phase.map(|phase| phase.name.clone());
+            MeshCase {
+                name: phase.iter().fold(name, |name, phase| format!("{name}/{phase}")),
+                mesh: MeshInput {
+                    graph: size.graph.as_ref().unwrap_or(&mesh.graph).clone(),
+                    rate: mesh.rate.min(size.rate.unwrap_or(u32::MAX)),
+                    ..mesh.clone()
+                },
+                peer,
+                phase,
+            }
         };
-        self.meshes.iter().flat_map(|mesh| peers.iter().map(move |peer| of(mesh, *peer))).collect()
+        let mut cases = Vec::new();
+        for mesh in &self.meshes {
+            for peer in &peers {
+                match mesh.phases.is_empty() {
+                    true => cases.push(of(mesh, *peer, None)),
+                    false => cases.extend(mesh.phases.iter().map(|phase| of(mesh, *peer, Some(phase)))),
+                }
+            }
+        }
+        cases
     }
 
     /// Fails if the scenario cannot be run with one of these peers.
@@ -170,9 +239,11 @@ impl MeshScenario {
         for (index, mesh) in self.meshes.iter().enumerate() {
             let field = |field: &str| format!("meshes[{index}].{field}");
             is_name(&field("name"), &mesh.name)?;
-            is_graph(&field("graph"), &mesh.graph)?;
+            let graph = graph(&field("graph"), &mesh.graph)?;
             within(&field("rate"), f64::from(mesh.rate), 1.0, 1e5)?;
             within(&field("connections"), f64::from(mesh.connections), 1.0, 1_024.0)?;
+            phases::check(&format!("meshes[{index}]"), &mesh.phases)?;
+            phases::check_services(&format!("meshes[{index}]"), &mesh.phases, &graph)?;
         }
         check_names(&self.peers)?;
         distinct("measure", &self.measure, MeshMeasure::ALL.len())?;
@@ -187,7 +258,15 @@ impl MeshScenario {
             within(&field("seconds"), size.seconds, 0.1, 3_600.0)?;
             within(&field("warmup"), size.warmup, 0.1, 3_600.0)?;
             within(&field("rate"), f64::from(size.rate.unwrap_or(1)), 1.0, 1e5)?;
-            size.graph.as_ref().map_or(Ok(()), |graph| is_graph(&field("graph"), graph))?;
+            let Some(of_size) = &size.graph else { continue };
+            let graph = graph(&field("graph"), of_size)?;
+            for (index, mesh) in self.meshes.iter().enumerate() {
+                phases::check_services(&format!("meshes[{index}]"), &mesh.phases, &graph)?;
+            }
+        }
+        for (index, absent) in self.not_available.iter().enumerate() {
+            text(&format!("not_available[{index}].system"), &absent.system, 60)?;
+            text(&format!("not_available[{index}].reason"), &absent.reason, 500)?;
         }
         Ok(())
     }
@@ -254,9 +333,9 @@ fn unable(peer: Peer) -> Option<String> {
     })
 }
 
-fn is_graph(field: &str, graph: &str) -> Checked {
+fn graph(field: &str, graph: &str) -> Result<GraphDeployment, (String, String)> {
     let made = GraphDeployment::new(graph, MeshPolicies::default());
-    made.map(|_| ()).map_err(|error| (field.to_owned(), format!("{error:#}")))
+    made.map_err(|error| (field.to_owned(), format!("{error:#}")))
 }
 
 /// Returns the requests per second between pods.
@@ -302,16 +381,27 @@ impl CaseStudy for MeshScenario {
     fn progress(measured: &MeshMeasurement) -> String {
         let metrics = Self::metrics(measured);
         let of = |name: &str| metrics.get(name).copied().unwrap_or_default();
+        let failed = match measured.failed {
+            0 => String::new(),
+            failed => format!(", {failed} of {} requests failed", measured.requests),
+        };
         format!(
-            "ready after {:.1} s, P99 {:.2} ms, sidecars {:.0} µs of CPU for a request",
+            "ready after {:.1} s, P99 {:.2} ms, sidecars {:.0} µs of CPU for a request{failed}",
             measured.ready_seconds,
             of("latency_p99_us") / 1e3,
             of("cpu_sidecars_us_per_request")
         )
     }
 
-    fn violation(&self, measured: &MeshMeasurement) -> Option<String> {
-        self.acceptance.violation(measured.failed, measured.requests)
+    fn violation(&self, case: &str, measured: &MeshMeasurement) -> Option<String> {
+        let mut parts = case.split('/');
+        let (mesh, phase) = (parts.next(), parts.nth(1));
+        let mesh = self.meshes.iter().find(|of| Some(&*of.name) == mesh);
+        let phase = mesh.and_then(|mesh| mesh.phases.iter().find(|of| Some(&*of.name) == phase));
+        let failed_percent = phase.and_then(|phase| phase.failed_percent);
+        let failed_percent = failed_percent.unwrap_or(self.acceptance.failed_percent);
+        let acceptance = CaseAcceptance { failed_percent, limits: Vec::new() };
+        acceptance.violation(measured.failed, measured.requests)
     }
 
     fn published(&self) -> &[PublishedCase] {
@@ -325,8 +415,10 @@ impl CaseStudy for MeshScenario {
     fn group_title(group: MeshMeasure) -> &'static str {
         match group {
             MeshMeasure::Latency => "Latency of the client's requests, ms",
+            MeshMeasure::Errors => "Failed requests of the client, % of those that were due",
             MeshMeasure::Cpu => "CPU time",
             MeshMeasure::Memory => "Resident memory, MB",
+            MeshMeasure::Cost => "Price of the sidecars' CPU time for 1,000,000 requests/s, $ a month",
             MeshMeasure::Start => "Time until the mesh is ready, s",
         }
     }
@@ -337,11 +429,13 @@ impl CaseStudy for MeshScenario {
         };
         match group {
             MeshMeasure::Latency => vec![figures(&["latency_p50_us"]), figures(&["latency_p99_us"])],
+            MeshMeasure::Errors => vec![group.figures().iter().skip(1).collect()],
             MeshMeasure::Cpu => vec![
                 figures(&["cpu_sidecars_us_per_request", "cpu_services_us_per_request"]),
                 figures(&["cpu_idle_sidecar_us_per_second"]),
             ],
             MeshMeasure::Memory => vec![figures(&["rss_sidecar_kb"]), figures(&["rss_control_kb"])],
+            MeshMeasure::Cost => vec![figures(&["cost_month"])],
             MeshMeasure::Start => vec![figures(&["ready_seconds"])],
         }
     }
@@ -355,11 +449,23 @@ impl CaseStudy for MeshScenario {
         for (name, value) in &measured.latency_us {
             add(&format!("latency_{name}_us"), *value);
         }
+        let percent = |failed: u64| failed as f64 * 100.0 / measured.requests.max(1) as f64;
+        let mut other = measured.failed;
+        for (figure, causes) in CAUSES {
+            let failed: u64 = causes.iter().filter_map(|cause| measured.errors.get(*cause)).sum();
+            other = other.saturating_sub(failed);
+            add(figure, percent(failed));
+        }
+        add("errors_other_percent", percent(other));
+        add("failed_percent", percent(measured.failed));
         if let Some(services) = part(MeshPart::Services) {
             add("cpu_services_us_per_request", of_request(services.cpu_us_per_second));
         }
         if let Some(sidecars) = part(MeshPart::Sidecars) {
-            add("cpu_sidecars_us_per_request", of_request(sidecars.cpu_us_per_second));
+            let cpu_us = of_request(sidecars.cpu_us_per_second);
+            add("cpu_sidecars_us_per_request", cpu_us);
+            // A microsecond for a request is a vCPU for 1,000,000 requests/s.
+            add("cost_month", cpu_us * CPU_PRICE);
             let each = |amount: f64| amount / measured.sidecars.max(1) as f64;
             add("cpu_idle_sidecar_us_per_second", each(sidecars.idle_cpu_us_per_second));
             add("rss_sidecars_kb", sidecars.rss_kb as f64);
@@ -388,6 +494,28 @@ impl CaseStudy for MeshScenario {
              these figures. MB: resident memory after the load."
                 .to_owned(),
         ];
+        if self.meshes.iter().any(|mesh| !mesh.phases.is_empty()) {
+            lines.push(
+                "The last part of a name is the phase of the load. The mesh runs on between the phases of a turn. Changes of                  workers are made after a tenth of a phase, and end with the changes of the next one. Requests between pods                  are those that the graph makes for the client's, also if these fail."
+                    .to_owned(),
+            );
+        }
+        if self.measure.contains(&MeshMeasure::Errors) {
+            lines.push(
+                "connect: no connection could be opened. closed: it was closed or reset before the response. timeout: no                  response within 3 s. unsent: due, and not sent or without a response at the end of the phase. 500: of a                  service, whose call failed or which the graph lets fail. 503, 504: of a sidecar."
+                    .to_owned(),
+            );
+        }
+        if self.measure.contains(&MeshMeasure::Cost) {
+            lines.push(format!(
+                "$ a month: the sidecars' CPU time for 1,000,000 requests/s between pods, at {CPU_PRICE} $ a month for a                  vCPU (50,000 $ for 1,200, M. Kipper, 2019)."
+            ));
+        }
+        lines.extend(
+            self.not_available
+                .iter()
+                .map(|of| format!("Not available: {}, because {}.", of.system, of.reason)),
+        );
         lines.extend(self.scales(report));
         lines
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::MeshScenario;
+use super::{MeshScenario, format::MeshCase, phases::PhaseInput};
 use crate::{
     graph::GraphDeployment,
     mesh::{self, MeshLoad, MeshPrograms},
@@ -35,12 +35,16 @@ pub(in crate::scenario) fn run(
     };
     let program = |peer: Peer| peers.iter().find(|(of, _)| *of == peer).map(|(_, program)| program.clone());
     let skysail = program(Peer::Skysail).map_or_else(std::env::current_exe, Ok)?;
-    cases::run(scenario, size, settings, (machine, peers), async |case, warmup, window| {
-        let of = &case.mesh;
+    let is_group = |first: &MeshCase, second: &MeshCase| {
+        (first.peer, &first.mesh.name) == (second.peer, &second.mesh.name)
+    };
+    cases::run_groups(scenario, size, settings, (machine, peers), is_group, async |cases, warmup, window| {
+        let Some(MeshCase { mesh: of, peer, .. }) = cases.first() else { return Ok(Vec::new()) };
         let deployment = GraphDeployment::new(&of.graph, of.policies)?;
-        let sidecars = case.peer.and_then(|peer| Some((peer, program(peer)?)));
+        let sidecars = peer.and_then(|peer| Some((peer, program(peer)?)));
         let programs = MeshPrograms { skysail: skysail.clone(), sidecars };
         let load = MeshLoad { rate: of.rate, connections: of.connections, warmup, window };
-        mesh::measure(&deployment, &programs, &load).await
+        let phases: Vec<_> = cases.iter().map(|case| PhaseInput::measured(case.phase())).collect();
+        mesh::measure(&deployment, &programs, &load, &phases).await
     })
 }

@@ -7,6 +7,7 @@ use crate::{
     peers::Peer,
     report::Machine,
     scenario::{
+        CPU_PRICE,
         cases::{CaseReport, CaseResult, CaseRun, CaseSettings, CaseStudy as _, compare, markdown, section},
         diff::Verdict,
         format::SizeName,
@@ -60,6 +61,7 @@ fn measurement(peer: Option<Peer>, factor: f64, failed: u64) -> MeshMeasurement 
         seconds: 10.0,
         requests: 1_000,
         failed,
+        errors: if failed > 0 { [("503".to_owned(), failed)].into() } else { BTreeMap::new() },
         requests_in_mesh: 4_000.0,
         latency_us: [("p50", 500.0), ("p90", 900.0), ("p99", 1_900.0), ("p99_9", 2_500.0)]
             .map(|(name, value)| (name.to_owned(), value * factor))
@@ -126,6 +128,26 @@ fn fields_out_of_bounds_are_refused_with_their_line() {
         ("latency_p99_us", "p99", "13: acceptance.limits[0].metric: no such metric; use latency_p50_us"),
         ("star --services 2}", "x.json}", "16: sizes.tiny.graph: unrecognized subcommand 'x.json'"),
         ("rss_control_kb: 2048", "mb: 2", "18: published[0].metrics.mb: no such metric"),
+        (
+            "connections: 4}",
+            "connections: 4, phases: [{name: A}]}",
+            "7: meshes[1].phases[0].name: must be 1 to 64",
+        ),
+        (
+            "connections: 4}",
+            "connections: 4, phases: [{name: a, changes: [{service: svc-10, set: {down: true}}]}]}",
+            "7: meshes[1].phases[0].changes[0].service: the graph star has no service svc-10; its services: svc-0, svc-0-0, svc-0-1, ",
+        ),
+        (
+            "connections: 4}",
+            "connections: 4, phases: [{name: a, changes: [{service: svc-0-2, set: {down: true}}]}]}",
+            "7: meshes[1].phases[0].changes[0].service: the graph star --services 2 has no service svc-0-2; its services: svc-0, svc-0-0;",
+        ),
+        (
+            "connections: 4}",
+            "connections: 4, phases: [{name: a, changes: [{service: svc-0-0, set: {delay: 5}}]}]}",
+            "7: meshes[1].phases[0].changes[0].set.delay: invalid type: integer `5`",
+        ),
     ] {
         let text = SMALL.replacen(from, to, 1);
         assert_ne!(text, SMALL, "{from}");
@@ -151,12 +173,54 @@ fn a_mesh_has_a_case_without_sidecars_and_one_of_each_peer() {
     assert!(refused(Peer::Haproxy, "/bin/haproxy").unwrap_err().contains("small: --peers: haproxy takes no"));
 }
 
+const PHASES: &str = "connections: 4, phases: [{name: before}, {name: dies, failed_percent: 40, changes: [{service: svc-0-0, \
+                      replicas: 1, set: {down: true}}]}, {name: twice, rate_percent: 200}]}";
+
+#[test]
+fn the_phases_of_a_mesh_are_cases_in_their_order() {
+    let scenario = scenario(&SMALL.replacen("connections: 4}", PHASES, 1)).unwrap();
+    let cases = scenario.cases(SizeName::Tiny, &[Peer::Skysail]);
+    let names: Vec<&str> = cases.iter().map(MeshScenario::name).collect();
+    let phases = ["before", "dies", "twice"];
+    let of = |peer: &str| phases.map(|phase| format!("strict/{peer}/{phase}"));
+    assert_eq!(names[..2], ["tree/none", "tree/skysail"]);
+    assert_eq!(names[2..], [of("none"), of("skysail")].concat());
+    let measured = |case: &format::MeshCase| phases::PhaseInput::measured(case.phase());
+    let rates: Vec<f64> = cases.iter().map(|case| measured(case).rate_percent).collect();
+    assert_eq!(rates, [100.0, 100.0, 100.0, 100.0, 200.0, 100.0, 100.0, 200.0]);
+    let changes: Vec<usize> = cases.iter().map(|case| measured(case).changes.len()).collect();
+    assert_eq!(changes, [0, 0, 0, 1, 0, 0, 1, 0]);
+
+    let failed = measurement(Some(Peer::Skysail), 1.0, 400);
+    assert_eq!(scenario.violation("strict/skysail/dies", &failed), None);
+    let why = "400 of 1000 requests failed, at most 1 % may fail,";
+    for case in ["strict/skysail/before", "tree/skysail"] {
+        assert_eq!(scenario.violation(case, &failed).as_deref(), Some(why));
+    }
+    let written = serde_json::to_value(&cases).unwrap();
+    assert_eq!(serde_json::from_value::<Vec<format::MeshCase>>(written).unwrap(), cases);
+}
+
+#[test]
+fn failed_requests_have_their_causes() {
+    let mut measured = measurement(None, 1.0, 100);
+    measured.errors = [("connect", 40), ("closed", 5), ("reset", 10), ("503", 30), ("418", 15)]
+        .map(|(cause, count)| (cause.to_owned(), count))
+        .into();
+    let metrics = MeshScenario::metrics(&measured);
+    let of = |name: &str| metrics[&format!("errors_{name}_percent")];
+    let named = ["connect", "closed", "timeout", "unsent", "500", "503", "504", "other"].map(of);
+    assert_eq!(named, [4.0, 1.5, 0.0, 0.0, 0.0, 3.0, 0.0, 1.5]);
+    assert_eq!(metrics["failed_percent"], 10.0);
+}
+
 #[test]
 fn figures_are_those_of_a_request_between_pods() {
     let metrics = MeshScenario::metrics(&measurement(Some(Peer::Skysail), 1.0, 0));
     let of = |name: &str| metrics.get(name).copied();
     assert_eq!(of("cpu_sidecars_us_per_request"), Some(100.0));
     assert_eq!(of("cpu_services_us_per_request"), Some(20.0));
+    assert_eq!(of("cost_month"), Some(100.0 * CPU_PRICE));
     assert_eq!(of("cpu_control_percent"), Some(1.0));
     assert_eq!(of("cpu_idle_sidecar_us_per_second"), Some(1_000.0), "5 ms for 5 sidecars");
     assert_eq!(of("rss_sidecar_kb"), Some(2_048.0));

@@ -201,7 +201,7 @@ impl CaseStudy for NetworksScenario {
         measured.short()
     }
 
-    fn violation(&self, measured: &Measurement) -> Option<String> {
+    fn violation(&self, _: &str, measured: &Measurement) -> Option<String> {
         self.acceptance.violation(measured.unanswered + measured.refused, measured.requests)
     }
 
