@@ -7,7 +7,7 @@
 //! traffic: [`format`](mod@format) reads a scenario.
 //! [`run`](mod@run) takes its turns and stores a [`ScenarioResult`]. [`table`] and [`page`](mod@page) with [`figures`] show
 //! results together with figures that others have published. [`diff`](mod@diff) compares two results. [`csv`] reads and
-//! writes the columns of Istio's `benchmark.csv`.
+//! writes the columns of Istio's `benchmark.csv`, [`perf_data`] writes the results of ClusterLoader2.
 
 mod airline;
 mod cases;
@@ -21,6 +21,7 @@ mod generation;
 mod mesh;
 mod networks;
 mod page;
+mod perf_data;
 mod rank;
 mod run;
 mod site;

@@ -180,7 +180,8 @@ pub(super) fn check_published<'a>(
     Ok(())
 }
 
-fn is_metric<'a>(
+/// Checks that a figure has this name.
+pub(super) fn is_metric<'a>(
     field: &str,
     metric: &str,
     mut figures: impl Iterator<Item = &'a Figure> + Clone,

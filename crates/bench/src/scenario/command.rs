@@ -1,9 +1,11 @@
 //! Scenarios of other benchmarks: each case is a run of `skysail bench control` or `skysail bench dns`.
 //!
-//! [`format`](mod@format) has the fields of the scenario. [`run`](mod@run) takes the turns.
+//! [`format`](mod@format) has the fields of the scenario. [`run`](mod@run) takes the turns, [`search`] finds the capacity of
+//! a control plane.
 
 mod format;
 mod run;
+mod search;
 
 pub(super) use self::{
     format::{CommandMeasurement, CommandScenario},

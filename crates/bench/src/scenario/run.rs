@@ -18,7 +18,7 @@ use super::{
     format::{Limit, MAX_ROUNDS, Scenario, SizeName},
     generation::{self, GenerationScenario},
     mesh::{self, MeshScenario},
-    networks,
+    networks, perf_data,
     study::AnyScenario,
     table,
 };
@@ -90,7 +90,11 @@ impl PreparedCases {
             }
             Self::Command(scenario, program) => {
                 let machine = stage::observe_machine("a namespace for each turn");
-                publish_cases(&command::run(scenario, size, rounds, &program, machine)?, file, output)
+                let result = command::run(scenario, size, rounds, &program, machine)?;
+                let file = publish(&result, file, output, &result.violations, || cases::markdown(&result))?;
+                let figures = serde_json::to_string_pretty(&perf_data::of(&result))?;
+                write_beside(&file, "perfdata.json", &figures)?;
+                Ok(outcome(&result))
             }
             Self::Airline(scenario, peers) => {
                 let machine = stage::observe_machine("a namespace for each pod");
@@ -179,7 +183,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
         let result = ScenarioResult { scenario, size: args.size, violations, report };
         let output = args.environment.output;
         let file = publish(&result, file, output, &result.violations, || table::markdown(&result))?;
-        write_columns(&result, &file)?;
+        write_beside(&file, "csv", &csv::write(&result))?;
         is_good &= latency::is_complete(&result.report) && result.violations.is_empty();
         if result.report.interrupted {
             break;
@@ -195,7 +199,12 @@ fn publish_cases<S: CaseStudy>(
     output: Output,
 ) -> anyhow::Result<(bool, bool)> {
     publish(result, file, output, &result.violations, || cases::markdown(result))?;
-    Ok((result.is_complete() && result.violations.is_empty(), result.report.interrupted))
+    Ok(outcome(result))
+}
+
+/// Returns true if a result is complete and accepted, and true if its run was interrupted.
+fn outcome<S: CaseStudy>(result: &CaseResult<S>) -> (bool, bool) {
+    (result.is_complete() && result.violations.is_empty(), result.report.interrupted)
 }
 
 /// Writes the result file and prints the result. Returns the file.
@@ -220,12 +229,12 @@ fn publish(
     Ok(file)
 }
 
-/// Writes the columns of Istio's `benchmark.csv` beside the result file.
-fn write_columns(result: &ScenarioResult, file: &Path) -> anyhow::Result<()> {
-    let columns = file.with_extension("csv");
-    results::create(&columns)
-        .and_then(|(_, mut file)| file.write_all(csv::write(result).as_bytes()))
-        .with_context(|| format!("cannot write {}", columns.display()))
+/// Writes a text beside the result file, with another extension.
+fn write_beside(file: &Path, extension: &str, text: &str) -> anyhow::Result<()> {
+    let path = file.with_extension(extension);
+    results::create(&path)
+        .and_then(|(_, mut file)| file.write_all(text.as_bytes()))
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Returns the file of a scenario. A name without extension and folder is that of a file in [`FOLDER`].

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use skysail_yaml::Node;
 
+use super::search::{CapacitySearch, CapacityTrial, MOST, with_sidecars};
 use crate::{
     control::ControlArgs,
     dns::DnsArgs,
@@ -49,6 +50,9 @@ pub(in crate::scenario) struct CommandCase {
     name: String,
     /// Arguments of the command.
     pub(super) arguments: String,
+    /// Search for the largest number of sidecars, in place of that of the arguments.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) search: Option<CapacitySearch>,
 }
 
 /// A group of figures.
@@ -63,6 +67,8 @@ pub(in crate::scenario) enum CommandMeasure {
     Memory,
     /// Sidecars disconnect and reconnect.
     Churn,
+    /// Largest number of sidecars within the limits of a search.
+    Capacity,
     /// DNS queries.
     Queries,
 }
@@ -87,6 +93,9 @@ pub(super) struct CommandSize {
     /// Names of the cases that are measured. Absent: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cases: Option<Vec<String>>,
+    /// Maximum number of sidecars of all searches.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    search_to: Option<u32>,
 }
 
 /// Result of a turn.
@@ -95,12 +104,16 @@ pub(in crate::scenario) struct CommandMeasurement {
     pub(in crate::scenario) sidecars: u64,
     /// Figures by their names.
     pub(in crate::scenario) figures: BTreeMap<String, f64>,
+    /// Trials of a search, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) searched: Vec<CapacityTrial>,
 }
 
 impl CommandMeasure {
-    const ALL: [Self; 5] = [Self::Connect, Self::Changes, Self::Memory, Self::Churn, Self::Queries];
+    const ALL: [Self; 6] =
+        [Self::Connect, Self::Changes, Self::Memory, Self::Churn, Self::Capacity, Self::Queries];
 
-    /// Returns the figures of the group. Less is better in all of them.
+    /// Returns the figures of the group.
     pub(super) fn figures(self) -> &'static [Figure] {
         const CONNECT: [Figure; 3] = [
             figure("connect_seconds", "all configured s", 1.0, 2),
@@ -128,6 +141,7 @@ impl CommandMeasure {
             figure("churn_p99_ms", "reconnect P99 ms", 1.0, 0),
             figure("churn_cpu_ms", "reconnect CPU ms", 1.0, 2),
         ];
+        const CAPACITY: [Figure; 1] = [figure(MOST, "most sidecars", 1.0, 0).gain()];
         const QUERIES: [Figure; 2] = [
             figure("queries_skysail_per_second", "Skysail queries/s", 1.0, 1),
             figure(ENVOYS, "Envoys queries/s", 1.0, 0),
@@ -137,6 +151,7 @@ impl CommandMeasure {
             Self::Changes => &CHANGES,
             Self::Memory => &MEMORY,
             Self::Churn => &CHURN,
+            Self::Capacity => &CAPACITY,
             Self::Queries => &QUERIES,
         }
     }
@@ -157,11 +172,12 @@ impl CommandScenario {
 
     /// Returns the cases of a run of this size.
     pub(super) fn cases(&self, size: SizeName) -> Vec<CommandCase> {
-        let CommandSize { arguments, cases, .. } = self.sizes.of(size);
+        let CommandSize { arguments, cases, search_to, .. } = self.sizes.of(size);
         let is_measured = |case: &&CommandCase| cases.as_ref().is_none_or(|names| names.contains(&case.name));
         let of = |case: &CommandCase| CommandCase {
             name: case.name.clone(),
             arguments: arguments.as_ref().unwrap_or(&case.arguments).clone(),
+            search: case.search.as_ref().map(|search| search.up_to(*search_to)),
         };
         self.cases.iter().filter(is_measured).map(of).collect()
     }
@@ -173,13 +189,19 @@ impl CommandScenario {
         for (index, case) in self.cases.iter().enumerate() {
             is_name(&format!("cases[{index}].name"), &case.name)?;
             self.check_arguments(&format!("cases[{index}].arguments"), &case.arguments)?;
+            let Some(search) = &case.search else { continue };
+            let field = format!("cases[{index}]");
+            ensure(self.study == Study::Control, &format!("{field}.search"), || {
+                "the benchmark has no number of sidecars to search for; leave it out".to_owned()
+            })?;
+            search.check(&field, CommandMeasure::ALL.iter().flat_map(|group| group.figures()))?;
         }
         distinct("measure", &self.measure, CommandMeasure::ALL.len())?;
         let of_dns = self.study == Study::Dns;
         for (index, measure) in self.measure.iter().enumerate() {
             let is_measured = (*measure == CommandMeasure::Queries) == of_dns;
             ensure(is_measured, &format!("measure[{index}]"), || {
-                let groups = if of_dns { "queries" } else { "connect, changes, memory, churn" };
+                let groups = if of_dns { "queries" } else { "connect, changes, memory, churn, capacity" };
                 format!("the benchmark does not measure it; use {groups}")
             })?;
         }
@@ -192,6 +214,7 @@ impl CommandScenario {
             if let Some(arguments) = &size.arguments {
                 self.check_arguments(&field("arguments"), arguments)?;
             }
+            within(&field("search_to"), f64::from(size.search_to.unwrap_or(1)), 1.0, 200_000.0)?;
             if let Some(cases) = &size.cases {
                 distinct(&field("cases"), cases, names.len())?;
                 ensure(cases.iter().all(|case| names.contains(&&**case)), &field("cases"), || {
@@ -252,7 +275,8 @@ impl CaseStudy for CommandScenario {
     }
 
     fn progress(measured: &CommandMeasurement) -> String {
-        let shown = ["connect_seconds", "resident_mb", "churn_interval_ms", "queries_skysail_per_second"];
+        let shown =
+            [MOST, "connect_seconds", "resident_mb", "churn_interval_ms", "queries_skysail_per_second"];
         let value = |name: &&str| Some(format!("{name} {:.1}", measured.figures.get(*name)?));
         shown.iter().filter_map(value).collect::<Vec<_>>().join(", ")
     }
@@ -275,6 +299,7 @@ impl CaseStudy for CommandScenario {
             CommandMeasure::Changes => "A change reaches the last sidecar",
             CommandMeasure::Memory => "Resident memory, MB",
             CommandMeasure::Churn => "Sidecars disconnect and reconnect",
+            CommandMeasure::Capacity => "Largest number of sidecars within the limits",
             CommandMeasure::Queries => "DNS queries per second",
         }
     }
@@ -315,19 +340,25 @@ impl CaseStudy for CommandScenario {
                  changes ten times a second. 1,000 divided by it is the number of sidecars per second.",
             ),
             of(
+                CommandMeasure::Capacity,
+                "most sidecars: the largest number that was within the limits of its case. The number is doubled until a limit is \
+                 exceeded or the benchmark fails, and then searched between both. The other figures of the case are those of \
+                 this number.",
+            ),
+            of(
                 CommandMeasure::Queries,
                 "Skysail: queries of one control plane for all sidecars. Envoys: queries of one Envoy times the number of \
                  sidecars.",
             ),
         ];
         lines.extend(groups.into_iter().flatten());
-        lines.extend(
-            report
-                .settings
-                .cases
-                .iter()
-                .map(|case| format!("{}: skysail bench {} {}", case.name, self.benchmark(), case.arguments)),
-        );
+        lines.extend(report.settings.cases.iter().map(|case| {
+            let (arguments, range) = match &case.search {
+                Some(search) => (with_sidecars(&case.arguments, "N"), format!(", N {}", search.text())),
+                None => (case.arguments.clone(), String::new()),
+            };
+            format!("{}: skysail bench {} {arguments}{range}", case.name, self.benchmark())
+        }));
         lines
     }
 

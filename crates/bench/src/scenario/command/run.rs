@@ -11,7 +11,11 @@ use anyhow::{Context as _, bail};
 use serde_json::Value;
 use tokio::process::Command;
 
-use super::{CommandScenario, format::CommandMeasurement};
+use super::{
+    CommandScenario,
+    format::{CommandCase, CommandMeasurement},
+    search::with_sidecars,
+};
 use crate::{
     peers::Peer,
     report::Machine,
@@ -41,10 +45,17 @@ pub(in crate::scenario) fn run(
     };
     let (driver, benchmark) = (std::env::current_exe()?, scenario.benchmark());
     let peers: [(Peer, PathBuf); 1] = [(Peer::Skysail, skysail.to_owned())];
-    cases::run(scenario, size, settings, (machine, &peers), async |case, _, _| {
+    let run = async |arguments: &str| {
         let mut command = Command::new(&driver);
-        command.args(["bench", benchmark]).args(case.arguments.split_whitespace());
+        command.args(["bench", benchmark]).args(arguments.split_whitespace());
         measure(command.arg("--skysail").arg(skysail)).await
+    };
+    cases::run(scenario, size, settings, (machine, &peers), async |case, _, _| {
+        let CommandCase { arguments, search, .. } = case;
+        match search {
+            None => run(arguments).await,
+            Some(search) => search.run(async |number| run(&with_sidecars(arguments, number)).await).await,
+        }
     })
 }
 
@@ -73,6 +84,7 @@ async fn measure(command: &mut Command) -> anyhow::Result<CommandMeasurement> {
     Ok(CommandMeasurement {
         sidecars: result["settings"]["sidecars"].as_u64().context("the result has no number of sidecars")?,
         figures: figures(&result),
+        searched: Vec::new(),
     })
 }
 

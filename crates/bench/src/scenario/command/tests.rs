@@ -56,6 +56,26 @@ fn arguments_are_those_of_the_benchmark() {
 }
 
 #[test]
+fn a_search_is_checked_and_limited_by_the_size() {
+    let search = "search: {from: 50, to: 800, steps: 2, limits: {peak_mb: 100}}";
+    let text = SMALL.replacen("--changes endpoint}", &format!("--changes endpoint, {search}}}"), 1);
+    let text = text.replacen("[connect, churn]", "[connect, capacity]", 1);
+    let tiny = text.replacen("cases: [churn]", "cases: [few], search_to: 8", 1);
+    let cases = scenario(&tiny).unwrap().cases(SizeName::Tiny);
+    let shown = cases[0].search.as_ref().map(|search| search.text());
+    assert_eq!(shown.as_deref(), Some("from 4 to 8, within peak_mb 100"));
+    for (from, to, error) in [
+        ("from: 50", "from: 900", "6: cases[0].search.from: 900 must be from 1 to 800"),
+        ("peak_mb: 100", "mb: 1", "6: cases[0].search.limits.mb: no such metric"),
+        ("{peak_mb: 100}", "{}", "6: cases[0].search.limits: must have a limit"),
+        ("steps: 2", "steps: 11", "6: cases[0].search.steps: 11 must be from 0 to 10"),
+    ] {
+        let got = scenario(&text.replacen(from, to, 1)).unwrap_err();
+        assert!(got.starts_with(error), "{got}\nexpected: {error}");
+    }
+}
+
+#[test]
 fn results_of_both_benchmarks_give_figures() {
     let control = serde_json::json!({
         "idle_mb": 20.0, "left_mb": 30.0,
