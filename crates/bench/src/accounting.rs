@@ -1,10 +1,27 @@
 //! CPU time and memory of processes, and the load of the machine, as the kernel reports them.
 
-use std::{collections::BTreeMap, fs, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
 use anyhow::Context as _;
-use nix::{time::ClockId, unistd::Pid};
+use nix::{
+    sys::{
+        resource::{UsageWho, getrusage},
+        time::{TimeVal, TimeValLike as _},
+    },
+    time::ClockId,
+    unistd::Pid,
+};
 use serde::{Deserialize, Serialize};
+
+use crate::clock;
+
+/// Nanoseconds of a tick in /proc/stat.
+const TICK: u64 = 10_000_000;
 
 /// Memory of a process and its descendants, in kilobytes as the kernel counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,12 +64,29 @@ impl Cpu {
     }
 }
 
-/// Ticks of all CPUs since boot, from /proc/stat.
+/// Time of all CPUs, in ticks of 10 ms.
+///
+/// The kernel samples which process is on a CPU at a tick. Requests at even intervals may then always or never be in
+/// progress at the moment of a sample. Idle time is exact, at least where idle CPUs have no ticks (`CONFIG_NO_HZ`). So
+/// busy time is elapsed time without idle time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ticks {
-    pub(crate) busy: u64,
+    /// Elapsed time, times the number of CPUs.
     pub(crate) all: u64,
+    /// Idle time since boot.
+    pub(crate) idle: u64,
+    /// Time that the hypervisor gave to other machines, since boot.
     pub(crate) stolen: u64,
+}
+
+impl Ticks {
+    /// Returns how many of `cores` were busy since an earlier reading, on average, and how many of these were stolen.
+    pub(crate) fn busy_since(self, earlier: Self, cores: f64) -> (f64, f64) {
+        let all = self.all.saturating_sub(earlier.all);
+        let share = |ticks: u64| ticks as f64 / all.max(1) as f64 * cores;
+        let busy = all.saturating_sub(self.idle.saturating_sub(earlier.idle));
+        (share(busy), share(self.stolen.saturating_sub(earlier.stolen)))
+    }
 }
 
 /// Returns the process and all its descendants.
@@ -95,6 +129,40 @@ pub(crate) fn cpu(pids: &[i32]) -> anyhow::Result<Cpu> {
     Ok(sum)
 }
 
+/// CPU time in nanoseconds of descendants that have ended without a parent that waited for them.
+static UNWAITED: AtomicU64 = AtomicU64::new(0);
+
+/// CPU time that processes had used when they were about to be ended.
+pub(crate) struct LastCpu {
+    processes: Duration,
+    own: Duration,
+}
+
+impl LastCpu {
+    /// Reads the CPU time of a process and its descendants, which are about to be ended.
+    pub(crate) fn of(root: i32) -> Self {
+        let used = family(root).iter().filter_map(|pid| Some(cpu(&[*pid]).ok()?.nanoseconds)).sum();
+        Self { processes: Duration::from_nanos(used), own: own_cpu() }
+    }
+
+    /// Adds what the kernel did not charge to this process to [`own_cpu`]. All processes must have ended. At the end of a
+    /// PID namespace, nobody waits for its processes.
+    pub(crate) fn charge(self) {
+        let charged = own_cpu().saturating_sub(self.own);
+        let missing = self.processes.saturating_sub(charged).as_nanos();
+        UNWAITED.fetch_add(u64::try_from(missing).unwrap_or(0), Ordering::Relaxed);
+    }
+}
+
+/// Returns the CPU time of this process, and of its descendants that have ended.
+pub(crate) fn own_cpu() -> Duration {
+    let unwaited = Duration::from_nanos(UNWAITED.load(Ordering::Relaxed));
+    let time = |time: TimeVal| Duration::from_micros(u64::try_from(time.num_microseconds()).unwrap_or(0));
+    let used =
+        [UsageWho::RUSAGE_SELF, UsageWho::RUSAGE_CHILDREN].into_iter().filter_map(|who| getrusage(who).ok());
+    unwaited + used.map(|used| time(used.user_time()) + time(used.system_time())).sum::<Duration>()
+}
+
 /// Returns the memory of these processes together.
 pub(crate) fn memory(pids: &[i32]) -> Memory {
     let mut sum = Memory::default();
@@ -128,7 +196,7 @@ fn kilobytes(status: &str, field: &str) -> Option<u64> {
 
 /// Returns the current ticks of the machine.
 pub(crate) fn ticks() -> Ticks {
-    ticks_of(&fs::read_to_string("/proc/stat").unwrap_or_default())
+    ticks_of(&fs::read_to_string("/proc/stat").unwrap_or_default(), clock::now() / TICK)
 }
 
 /// Returns the number of CPUs in /proc/stat, at least one.
@@ -162,13 +230,12 @@ fn memory_of(rollup: &str) -> Memory {
     memory
 }
 
-fn ticks_of(stat: &str) -> Ticks {
+fn ticks_of(stat: &str, elapsed: u64) -> Ticks {
     // user nice system idle iowait irq softirq steal; user includes guest time.
     let fields = stat.lines().next().unwrap_or_default().split_ascii_whitespace().skip(1).take(8);
     let fields: Vec<u64> = fields.filter_map(|field| field.parse().ok()).collect();
     let at = |index: usize| fields.get(index).copied().unwrap_or_default();
-    let all = fields.iter().sum();
-    Ticks { busy: all - at(3) - at(4), all, stolen: at(7) }
+    Ticks { all: elapsed * cores_of(stat) as u64, idle: at(3) + at(4), stolen: at(7) }
 }
 
 fn cores_of(stat: &str) -> usize {
@@ -195,8 +262,12 @@ mod tests {
         let status = "Name:\tx\nVmHWM:\t   6508 kB\nVmRSS:\t   5508 kB\nVmSwap:\t 1 kB\n";
         assert_eq!(kilobytes(status, "VmRSS:"), Some(5_508));
         assert_eq!(kilobytes(status, "VmHWM:"), Some(6_508));
-        let ticks = ticks_of("cpu  10 20 30 400 50 6 7 8 9 9\ncpu0 1 2 3\n");
-        assert_eq!(ticks, Ticks { busy: 81, all: 531, stolen: 8 });
+        let ticks = ticks_of("cpu  10 20 30 400 50 6 7 8 9 9\ncpu0 1 2 3\ncpu1 1 2 3\n", 300);
+        assert_eq!(ticks, Ticks { all: 600, idle: 450, stolen: 8 });
+        // Two cores for 100 ticks each.
+        let later = Ticks { all: 800, idle: 550, stolen: 48 };
+        assert_eq!(later.busy_since(ticks, 2.0), (1.0, 0.4));
+        assert_eq!(ticks.busy_since(later, 2.0), (0.0, 0.0), "counters that decrease mean no load");
         assert_eq!(cores_of("cpu  3 4\ncpu0 1 2\ncpu11 2 2\nintr 7\n"), 2);
         assert_eq!(cores_of(""), 1);
     }

@@ -26,6 +26,8 @@ use nix::{
 };
 use tokio::process::{Child, Command};
 
+use crate::accounting::LastCpu;
+
 /// Priority of everything that takes part in a measurement.
 const PARTICIPANT: i32 = 1;
 /// Priority of the measuring threads, which mostly sleep and must not be late, and of other work that must not wait for
@@ -217,10 +219,12 @@ impl Running {
     /// This runs under ordinary scheduling. To reap a process, the kernel retries until no reader has its `/proc`
     /// files open, and such readers may never run next to a real-time thread.
     pub(crate) async fn stop(mut self) {
+        let used = LastCpu::of(self.pid());
         let realtime = leave_realtime();
         // It fails only if the process is gone already.
         let _ = kill(self.pid, Signal::SIGTERM);
         let _ = tokio::time::timeout(GRACE, self.child.wait()).await;
+        used.charge();
         if realtime {
             // It was permitted before.
             let _ = set_realtime(OBSERVER);

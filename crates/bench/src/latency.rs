@@ -12,6 +12,7 @@ use skysail_core::{shutdown, stdio};
 
 use crate::{
     access_log::{self, AccessLog},
+    foreign_load::{Attempt, Repeats},
     load::{Load, LoadProtocol},
     node::Extra,
     peers::Peer,
@@ -96,7 +97,7 @@ pub(crate) fn take_turns(
     report.interrupted = runtime.block_on(async {
         tokio::select! {
             signal = shutdown::terminate() => signal.map(|_| true),
-            () = take(&report.settings, peers, setup, &mut report.runs) => Ok(false),
+            () = take(&report.settings, peers, setup, (&mut report.runs, &mut report.repeated)) => Ok(false),
         }
     })?;
     report.summarize();
@@ -107,38 +108,46 @@ async fn take(
     settings: &LatencySettings,
     peers: &[(Peer, PathBuf)],
     setup: &Setup,
-    runs: &mut Vec<LatencyRun>,
+    (runs, repeated): (&mut Vec<LatencyRun>, &mut Vec<LatencyRun>),
 ) {
     let names: Vec<Peer> = peers.iter().map(|(peer, _)| *peer).collect();
-    let turns = plan(settings, &names);
+    let (turns, mut repeats) = (plan(settings, &names), Repeats::new(settings.rounds));
     let began = Instant::now();
     for (index, turn) in turns.iter().enumerate() {
         let program = turn.series.peer.and_then(|peer| peers.iter().find(|(other, _)| *other == peer));
         let program = program.map(|(peer, program)| (*peer, program.as_path()));
-        let (shape, load) = shape_and_load(settings, turn.series, turn.connections);
-        let measured = topology::measure(setup, shape, program, load).await;
+        let taken = repeats.take(async || {
+            let (shape, load) = shape_and_load(settings, turn.series, turn.connections);
+            topology::measure(setup, shape, program, load).await
+        });
+        let taken = taken.await;
         let done = u32::try_from(index + 1).unwrap_or(u32::MAX);
         let left = u32::try_from(turns.len()).unwrap_or(u32::MAX) - done;
+        let measured = taken.counts.result.as_ref();
         stdio::print_error(format_args!(
-            "[{done}/{}, {} left] round {}, {} connections, {}: {}",
+            "[{done}/{}, {} left] round {}, {} connections, {}: {}{}",
             turns.len(),
             minutes(if index == 0 { duration(settings) } else { began.elapsed() / done } * left),
             turn.round,
             turn.connections,
             turn.series,
-            measured.as_ref().map_or_else(|error| format!("failed: {error:#}"), Measurement::short),
+            measured.map_or_else(|error| format!("failed: {error:#}"), Measurement::short),
+            taken.note(),
         ));
-        let (measurement, error) = match measured {
+        runs.push(turn.run(taken.counts));
+        repeated.extend(taken.dropped.map(|attempt| turn.run(attempt)));
+    }
+}
+
+impl LatencyTurn {
+    /// Returns the turn with what an attempt measured.
+    fn run(self, Attempt { result, busy }: Attempt<Measurement>) -> LatencyRun {
+        let Self { round, series, connections } = self;
+        let (measurement, error) = match result {
             Ok(measurement) => (Some(measurement), None),
             Err(error) => (None, Some(format!("{error:#}"))),
         };
-        runs.push(LatencyRun {
-            round: turn.round,
-            series: turn.series,
-            connections: turn.connections,
-            measurement,
-            error,
-        });
+        LatencyRun { round, series, connections, measurement, error, busy }
     }
 }
 
@@ -237,6 +246,7 @@ pub(crate) fn new_report(
         settings,
         peers: stage::versions(peers),
         runs: Vec::new(),
+        repeated: Vec::new(),
         summary: Vec::new(),
         comparisons: Vec::new(),
     }

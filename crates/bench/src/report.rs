@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     access_log::{self, AccessLog},
-    foreign_load::ForeignLoad,
+    foreign_load::{self, ForeignLoad},
     layout,
     load::LoadProtocol,
     peers::Peer,
@@ -38,6 +38,9 @@ pub(crate) struct LatencyReport {
     pub(crate) settings: LatencySettings,
     pub(crate) peers: BTreeMap<String, Program>,
     pub(crate) runs: Vec<LatencyRun>,
+    /// Attempts at disturbed turns that do not count, because another attempt is in `runs`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) repeated: Vec<LatencyRun>,
     /// Computed from the turns.
     #[serde(skip_deserializing)]
     pub(crate) summary: Vec<SummaryRow>,
@@ -128,6 +131,9 @@ pub(crate) struct LatencyRun {
     #[serde(flatten)]
     pub(crate) measurement: Option<Measurement>,
     pub(crate) error: Option<String>,
+    /// Other processes during the turn. Absent if it was too short to know, and in results of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) busy: Option<ForeignLoad>,
 }
 
 /// A value over the rounds.
@@ -285,8 +291,14 @@ impl LatencyReport {
         text
     }
 
+    /// Returns a line about disturbed turns, if there were any.
+    pub(crate) fn disturbed(&self) -> Option<String> {
+        foreign_load::disturbed(self.runs.iter().map(|run| run.busy), self.repeated.len())
+    }
+
     fn legend(&self) -> Vec<String> {
         let mut lines = vec![legend(self.settings.rounds), COSTS.to_owned()];
+        lines.extend(self.disturbed());
         if let Some(PeerRatio { peer, other, .. }) = self.comparisons.first() {
             let (peer, other) = (peer.name(), other.name());
             lines.push(format!(

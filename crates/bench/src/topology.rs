@@ -475,10 +475,8 @@ fn summarize(
         };
         parts.insert((*name).to_owned(), cost);
     }
-    let all = (end.ticks.all - begin.ticks.all).max(1) as f64;
     let cpus = std::thread::available_parallelism().map_or(1, usize::from) as f64;
-    let share = |ticks: u64| ticks as f64 / all * cpus;
-    let busy = share(end.ticks.busy.saturating_sub(begin.ticks.busy));
+    let (busy, stolen) = end.ticks.busy_since(begin.ticks, cpus);
     Measurement {
         requests: outcome.requests,
         unanswered: outcome.unanswered,
@@ -489,7 +487,7 @@ fn summarize(
         latency_since_sent_us: latencies(&outcome.sent),
         parts,
         other_cpus: (busy - ours as f64 / 1e9 / seconds).max(0.0),
-        stolen_cpus: share(end.ticks.stolen.saturating_sub(begin.ticks.stolen)),
+        stolen_cpus: stolen,
         generator_late_p99_us: (!outcome.late.is_empty()).then(|| latencies(&outcome.late).p99),
         log_entries: BTreeMap::new(),
     }
@@ -544,7 +542,7 @@ mod tests {
             at,
             cpu: [cpu, 2 * cpu].map(|nanoseconds| Cpu { nanoseconds, user: cpu, kernel: 3 * cpu }).into(),
             client,
-            ticks: Ticks { busy, all, stolen: 0 },
+            ticks: Ticks { all, idle: all - busy, stolen: 0 },
         };
         let begin = sample(0, 1_000_000, 0, 0, 0);
         let end = sample(2_000_000_000, 101_000_000, 50_000_000, 400, 400);

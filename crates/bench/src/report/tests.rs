@@ -65,6 +65,7 @@ fn report(runs: Vec<LatencyRun>) -> LatencyReport {
         settings,
         peers: BTreeMap::new(),
         runs,
+        repeated: Vec::new(),
         summary: Vec::new(),
         comparisons: Vec::new(),
     };
@@ -80,6 +81,7 @@ fn run(round: u32, peer: Option<Peer>, p50: f64, cpu: f64) -> LatencyRun {
         connections: 16,
         measurement: Some(measurement(p50, cpu)),
         error: None,
+        busy: None,
     }
 }
 

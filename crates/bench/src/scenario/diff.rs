@@ -143,6 +143,7 @@ pub(crate) fn diff(args: &DiffArgs) -> anyhow::Result<bool> {
             for difference in differences(&first, &second) {
                 stdio::print_error(difference);
             }
+            warn([first.report.disturbed(), second.report.disturbed()]);
             args.print(&rows, || text(&rows, args))?;
             Ok(is_accepted(&rows))
         }
@@ -152,6 +153,15 @@ pub(crate) fn diff(args: &DiffArgs) -> anyhow::Result<bool> {
         (AnyResult::Networks(first), AnyResult::Networks(second)) => cases::diff(args, &first, &second),
         (AnyResult::Airline(first), AnyResult::Airline(second)) => cases::diff(args, &first, &second),
         _ => bail!("A and B are results of different studies; compare results of the same scenario"),
+    }
+}
+
+/// Prints the lines about disturbed turns of A and of B.
+pub(super) fn warn(disturbed: [Option<String>; 2]) {
+    for (name, line) in ["A", "B"].iter().zip(disturbed) {
+        if let Some(line) = line {
+            stdio::print_error(format_args!("{name}: {line}"));
+        }
     }
 }
 

@@ -254,7 +254,8 @@ fn default_folder() -> PathBuf {
 pub(super) fn violations(scenario: &Scenario, size: SizeName, report: &LatencyReport) -> Vec<String> {
     let mut violations = Vec::new();
     let most = scenario.acceptance.failed_percent;
-    for run in &report.runs {
+    // A failed request is not hidden by a repeat of its turn.
+    for run in report.runs.iter().chain(&report.repeated) {
         let Some(measurement) = &run.measurement else { continue };
         let failed = measurement.unanswered + measurement.refused;
         if failed as f64 * 100.0 > most * measurement.requests as f64 {

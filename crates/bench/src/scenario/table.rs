@@ -110,6 +110,7 @@ pub(super) fn legend(result: &ScenarioResult) -> Vec<String> {
                 .to_owned(),
         );
     }
+    lines.extend(result.report.disturbed());
     let late = result.report.summary.iter().filter_map(|row| row.metrics.get("generator_late_p99_us"));
     if let Some(most) = late.map(|spread| spread.median).max_by(f64::total_cmp) {
         lines.push(format!(

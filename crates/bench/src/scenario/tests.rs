@@ -88,7 +88,7 @@ fn result(factor: impl Fn(Option<Peer>) -> f64) -> ScenarioResult {
                 let value = factor(peer) * (own + f64::from(round) + connections as f64);
                 let measurement = Some(measurement(value, value));
                 let series = Series { topology, peer, access_log: AccessLog::None };
-                runs.push(LatencyRun { round, series, connections, measurement, error: None });
+                runs.push(LatencyRun { round, series, connections, measurement, error: None, busy: None });
             }
         }
     }
@@ -113,6 +113,7 @@ fn result(factor: impl Fn(Option<Peer>) -> f64) -> ScenarioResult {
         settings: scenario.settings(SizeName::Default, None),
         peers: BTreeMap::new(),
         runs,
+        repeated: Vec::new(),
         summary: Vec::new(),
         comparisons: Vec::new(),
     };

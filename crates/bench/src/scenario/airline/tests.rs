@@ -94,6 +94,7 @@ fn result(factor: f64, failed: u64) -> CaseResult<AirlineScenario> {
                 measurement: Some(measured),
                 error: None,
                 unavailable: None,
+                busy: None,
             }
         })
     });

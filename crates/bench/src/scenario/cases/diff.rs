@@ -11,7 +11,7 @@ use crate::{
     layout::{self, TextTable},
     report::cell,
     scenario::{
-        diff::{DiffArgs, FigureChange, Verdict, explain, judge},
+        diff::{DiffArgs, FigureChange, Verdict, explain, judge, warn},
         rank::Stratum,
     },
 };
@@ -46,6 +46,7 @@ pub(in crate::scenario) fn diff<S: CaseStudy>(
         "--relative-to: results of this study are compared case by case; leave the option out"
     );
     let rows = compare(first, second, (args.threshold, args.confidence))?;
+    warn([first.report.disturbed(), second.report.disturbed()]);
     args.print(&rows, || text::<S>(&rows, args))?;
     Ok(is_accepted(&rows))
 }

@@ -8,6 +8,7 @@ use skysail_core::stdio;
 
 use super::{CaseLimit, CaseStudy};
 use crate::{
+    foreign_load::{self, ForeignLoad},
     report::{self, Machine, Program, Spread},
     scenario::{BENCHMARK, FORMAT, format::SizeName},
     stage::{self, deduplicate},
@@ -40,6 +41,9 @@ pub(in crate::scenario) struct CaseReport<S: CaseStudy> {
     pub(in crate::scenario) settings: CaseSettings<S::Case>,
     pub(super) peers: BTreeMap<String, Program>,
     pub(in crate::scenario) runs: Vec<CaseRun<S::Measurement>>,
+    /// Attempts at disturbed turns that do not count, because another attempt is in `runs`.
+    #[serde(default = "Vec::new", skip_serializing_if = "Vec::is_empty")]
+    pub(in crate::scenario) repeated: Vec<CaseRun<S::Measurement>>,
     /// Computed from the turns.
     #[serde(skip_deserializing)]
     pub(in crate::scenario) summary: Vec<CaseSummary>,
@@ -67,6 +71,9 @@ pub(in crate::scenario) struct CaseRun<M> {
     /// What the machine lacks for the turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::scenario) unavailable: Option<String>,
+    /// Other processes during the turn. Absent if it was too short to know, and in results of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::scenario) busy: Option<ForeignLoad>,
 }
 
 /// A case over the rounds.
@@ -154,6 +161,7 @@ impl<S: CaseStudy> CaseReport<S> {
             settings,
             peers,
             runs,
+            repeated: Vec::new(),
             summary: Vec::new(),
         }
     }
@@ -211,13 +219,18 @@ impl<S: CaseStudy> CaseReport<S> {
         sections
     }
 
-    /// Returns a message for each turn that is not accepted.
+    /// Returns a line about disturbed turns, if there were any.
+    pub(super) fn disturbed(&self) -> Option<String> {
+        foreign_load::disturbed(self.runs.iter().map(|run| run.busy), self.repeated.len())
+    }
+
+    /// Returns a message for each turn that is not accepted. A failed request is not hidden by a repeat of its turn.
     fn refused(&self, scenario: &S) -> Vec<String> {
         let refused = |run: &CaseRun<S::Measurement>| {
             let why = scenario.violation(&run.case, run.measurement.as_ref()?)?;
             Some(format!("{why} in round {}, {} {}", run.round, S::COLUMNS[0], run.case))
         };
-        self.runs.iter().filter_map(refused).collect()
+        self.runs.iter().chain(&self.repeated).filter_map(refused).collect()
     }
 
     /// Returns a message for each median above its limit, and for each figure with a limit that no turn has.

@@ -81,6 +81,7 @@ fn table<S: CaseStudy>(group: S::Group, rows: &[&CaseSummary]) -> TextTable {
 /// Returns the explanations of the figures, and the sources of those of others.
 pub(super) fn legend<S: CaseStudy>(result: &CaseResult<S>) -> Vec<String> {
     let mut lines = result.scenario.legend(&result.report);
+    lines.extend(result.report.disturbed());
     let unavailable = result.report.unavailable();
     let unavailable = unavailable.iter().map(|reason| reason.trim_end_matches('.'));
     lines.extend(unavailable.map(|reason| format!("Not available on this machine: {reason}.")));

@@ -56,7 +56,14 @@ fn result(cpu: f64, bytes: usize) -> CaseResult<GenerationScenario> {
             "http" => measurement(own * cpu, 1_000 * bytes),
             _ => measurement(own, 1_000),
         };
-        CaseRun { round, case: input.to_owned(), measurement: Some(measured), error: None, unavailable: None }
+        CaseRun {
+            round,
+            case: input.to_owned(),
+            measurement: Some(measured),
+            error: None,
+            unavailable: None,
+            busy: None,
+        }
     };
     let runs = (1..=7).flat_map(|round| ["http", "few"].map(|input| run(round, input))).collect();
     let machine = Machine {

@@ -90,6 +90,7 @@ fn result(of: &str, factor: f64, failed: u64) -> CaseResult<MeshScenario> {
                 measurement: Some(measured),
                 error: None,
                 unavailable: None,
+                busy: None,
             }
         })
     });

@@ -76,6 +76,7 @@ fn result(factor: f64, refused: u64) -> CaseResult<NetworksScenario> {
                 .then(|| measurement(if case.peer.is_some() { own * factor } else { own }, refused)),
             error: None,
             unavailable: (!is_available).then(|| "the network secret needs <WireGuard>".to_owned()),
+            busy: None,
         }
     };
     let runs = (1..=7).flat_map(|round| cases.iter().map(move |case| turn(round, case))).collect();
