@@ -1,10 +1,14 @@
 //! The reference pages match the programs: `docs/commands.md` holds the help of every subcommand, `docs/metrics.md` a row for
-//! every metric that `skysaild` and `skysail-proxy` serve, `docs/fields.md` one for every field of configuration.
+//! every metric that `skysaild` and `skysail-proxy` serve, `docs/fields.md` one for every field of configuration, and
+//! `docs/performance.md` ([`performance`]) the figures of result files.
 //!
 //! `SKYSAIL_WRITE_DOCS=1 cargo test -p skysail --test references` writes the pages. Metrics of `skysaild` carry their meaning
 //! (`# HELP`). A metric of `skysail-proxy` keeps the meaning that the page gives; a metric without one fails the test.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+
+#[path = "references/performance.rs"]
+mod performance;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
