@@ -1,19 +1,22 @@
-//! `skysail bench instructions`: counts the instructions that a sidecar executes per request.
+//! `skysail bench instructions`: counts the instructions that a sidecar executes per request, and those of the work of a
+//! control plane.
 //!
 //! Time depends on the machine and its load; the number of instructions hardly does. It can be kept with the source,
 //! and shows a regression before a time measurement could. The sidecar runs under `valgrind --tool=callgrind` with
 //! one worker. It serves a number of requests in sequence, and after a restart three times as many. The difference is
 //! the cost of the requests, because start and end are in both. Only the worker is counted, so that timers of other
-//! threads are left out.
+//! threads are left out. The work of a control plane is counted in the same way in small programs, which are examples of
+//! the crates with its functions: a control plane would count its network and its threads too.
 
 use std::{
     collections::BTreeMap,
     ffi::OsString,
     fs,
     path::{Path, PathBuf},
+    process::Stdio,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail, ensure};
 use comfy_table::{CellAlignment, Table, presets::ASCII_MARKDOWN};
 use serde::{Deserialize, Serialize};
 use skysail_core::{shutdown, stdio};
@@ -34,12 +37,12 @@ use crate::{
 /// Settings of `skysail bench instructions`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct InstructionsArgs {
-    /// Cases to count. Default: all.
+    /// Cases to count. Default: all for which there is a program.
     #[arg(long, value_name = "CASE,…", value_delimiter = ',', value_enum)]
     only: Vec<Case>,
 
-    /// Requests of the shorter of the two runs; the longer one has three times as many. Handshakes: a tenth. Hellos:
-    /// a twentieth.
+    /// Requests of the shorter of the two runs; the longer one has three times as many. Handshakes: a tenth. Hellos and
+    /// certificates: a twentieth. Parsed and compiled configurations: a thousandth.
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(100..=100_000))]
     requests: u32,
 
@@ -47,7 +50,12 @@ pub(crate) struct InstructionsArgs {
     #[arg(long, value_name = "FILE")]
     skysail: Option<PathBuf>,
 
-    /// Fail if a case takes over 3% more than this file says.
+    /// Folder of the programs that the cases parse, configuration and certificate count: target/release/examples. Default:
+    /// these cases are left out.
+    #[arg(long, value_name = "FOLDER")]
+    programs: Option<PathBuf>,
+
+    /// Fail if a case takes over 3% more than this file says; parse and configuration: 2%.
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
 
@@ -60,7 +68,7 @@ pub(crate) struct InstructionsArgs {
     output: Output,
 }
 
-/// Work of the sidecar.
+/// Work of the sidecar, and of the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Case {
@@ -87,10 +95,24 @@ enum Case {
     /// A connection whose client hello arrives in 64 records, each in a read of its own, and ends before the last
     /// one.
     Hello,
+    /// Text of 1,000 services to objects.
+    Parse,
+    /// All resources of a sidecar in a mesh of 1,000 services.
+    Configuration,
+    /// A certificate, with the checks of token and signing request.
+    Certificate,
+}
+
+/// Program whose work is counted.
+enum Subject {
+    /// A sidecar in this topology, under this traffic.
+    Sidecar(Topology, Traffic),
+    /// A program with this name, and its arguments before the number of repetitions.
+    Program(&'static str, &'static [&'static str]),
 }
 
 impl Case {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 14] = [
         Self::Http1,
         Self::Rewrite,
         Self::MtlsIn,
@@ -102,6 +124,9 @@ impl Case {
         Self::Hosts,
         Self::Handshake,
         Self::Hello,
+        Self::Parse,
+        Self::Configuration,
+        Self::Certificate,
     ];
 
     /// Returns the name on the command line and in files.
@@ -118,16 +143,45 @@ impl Case {
             Self::Hosts => "hosts",
             Self::Handshake => "handshake",
             Self::Hello => "hello",
+            Self::Parse => "parse",
+            Self::Configuration => "configuration",
+            Self::Certificate => "certificate",
         }
     }
 
-    fn topology(self) -> Topology {
+    fn subject(self) -> Subject {
+        let handshake = Traffic::NewConnections { resume: false };
         match self {
-            Self::Http1 | Self::Rewrite | Self::Http2 | Self::Jwt | Self::Rbac | Self::Hosts => {
-                Topology::ServerSidecar
+            Self::Http1 | Self::Rewrite | Self::Jwt | Self::Rbac | Self::Hosts => {
+                Subject::Sidecar(Topology::ServerSidecar, Traffic::Http1)
             }
-            Self::MtlsIn | Self::Handshake | Self::Hello => Topology::ServerMtls,
-            Self::MtlsOut | Self::Grpc => Topology::BothSidecars,
+            Self::Http2 => Subject::Sidecar(Topology::ServerSidecar, Traffic::Http2 { streams: 1 }),
+            Self::MtlsIn => Subject::Sidecar(Topology::ServerMtls, Traffic::Http1),
+            Self::Handshake | Self::Hello => Subject::Sidecar(Topology::ServerMtls, handshake),
+            Self::MtlsOut => Subject::Sidecar(Topology::BothSidecars, Traffic::Http1),
+            Self::Grpc => Subject::Sidecar(Topology::BothSidecars, Traffic::Scheduled(LoadProtocol::Grpc)),
+            Self::Parse => Subject::Program("configuration", &["parse"]),
+            Self::Configuration => Subject::Program("configuration", &["compile"]),
+            Self::Certificate => Subject::Program("certificate", &[]),
+        }
+    }
+
+    /// Returns the tolerated deviation from the baseline. A lower count should become the new baseline.
+    fn tolerance(self) -> f64 {
+        match self {
+            // No other threads and no network: repeated counts differ by 0.01 %.
+            Self::Parse | Self::Configuration => 0.02,
+            _ => 0.03,
+        }
+    }
+
+    /// Returns the number by which the number of repetitions is divided, so that no case takes much longer than others.
+    fn divisor(self) -> u32 {
+        match self {
+            Self::Handshake => 10,
+            Self::Hello | Self::Certificate => 20,
+            Self::Parse | Self::Configuration => 1_000,
+            _ => 1,
         }
     }
 
@@ -140,21 +194,6 @@ impl Case {
             Self::Hosts => Extra::Hosts(10_000),
             _ => Extra::None,
         })
-    }
-
-    fn traffic(self) -> Traffic {
-        match self {
-            Self::Http1
-            | Self::Rewrite
-            | Self::MtlsIn
-            | Self::MtlsOut
-            | Self::Jwt
-            | Self::Rbac
-            | Self::Hosts => Traffic::Http1,
-            Self::Grpc => Traffic::Scheduled(LoadProtocol::Grpc),
-            Self::Http2 => Traffic::Http2 { streams: 1 },
-            Self::Handshake | Self::Hello => Traffic::NewConnections { resume: false },
-        }
     }
 }
 
@@ -196,9 +235,7 @@ struct RequestCost {
 /// Counts that are kept with the source.
 type Baseline = BTreeMap<Case, RequestCost>;
 
-/// Deviation from the baseline that is tolerated. A lower count should become the new baseline.
-const TOLERANCE: f64 = 0.03;
-/// Tolerated deviation of allocations, if it is more than [`TOLERANCE`]: one more on every other request.
+/// Tolerated deviation of allocations, if it is more than [`Case::tolerance`]: one more on every other request.
 const TOLERATED_ALLOCATIONS: f64 = 0.5;
 /// Bytes of the body of a request, and of a response.
 const PAYLOAD: usize = 1_024;
@@ -206,13 +243,14 @@ const PAYLOAD: usize = 1_024;
 /// Counts, compares and prints. Returns true if everything was counted and no case takes more than it may.
 pub(crate) fn run(mut args: InstructionsArgs) -> anyhow::Result<bool> {
     deduplicate(&mut args.only);
-    let cases = if args.only.is_empty() { Case::ALL.to_vec() } else { args.only.clone() };
+    let cases = args.cases()?;
     let valgrind = peers::in_path("valgrind").context(
         "instructions are counted by valgrind, which is not installed: install the package valgrind",
     )?;
     let places = PeerPrograms { skysail: args.skysail.clone(), ..PeerPrograms::default() };
     let program = Peer::Skysail.find(&places)?;
-    if cfg!(unoptimised) && args.skysail.is_none() {
+    let counts_sidecar = cases.iter().any(|case| matches!(case.subject(), Subject::Sidecar(..)));
+    if cfg!(unoptimised) && args.skysail.is_none() && counts_sidecar {
         stdio::print_error(
             "this program was built without optimisation (use --release): it executes many times the instructions of a release build",
         );
@@ -238,7 +276,7 @@ pub(crate) fn run(mut args: InstructionsArgs) -> anyhow::Result<bool> {
     counts.interrupted = runtime.block_on(async {
         tokio::select! {
             signal = shutdown::terminate() => anyhow::Ok(signal.map(|_| true)?),
-            done = count_all(&cases, args.requests, &program, &stage.setup, &mut counts.cases) => done.map(|()| false),
+            done = count_all(&cases, &args, &program, &stage.setup, &mut counts.cases) => done.map(|()| false),
         }
     })?;
     // A client thread may still wait for a response; the process does not wait for it.
@@ -260,7 +298,35 @@ pub(crate) fn run(mut args: InstructionsArgs) -> anyhow::Result<bool> {
     Ok(args.baseline.is_none_or(|file| compare(&counts, &file)))
 }
 
-/// Returns the command under which the sidecar runs. RequestCost thread gets a file of its own.
+impl InstructionsArgs {
+    /// Returns the cases to count. Without `--only` and `--programs`, those of the sidecar.
+    ///
+    /// # Errors
+    /// The program of a case is missing.
+    fn cases(&self) -> anyhow::Result<Vec<Case>> {
+        let is_default = self.only.is_empty();
+        let cases = if is_default { &Case::ALL[..] } else { &self.only };
+        let mut counted = Vec::new();
+        for case in cases {
+            match (case.subject(), &self.programs) {
+                (Subject::Program(..), None) if is_default => continue,
+                (Subject::Program(name, _), folder) => {
+                    let is_built = folder.as_ref().is_some_and(|folder| folder.join(name).is_file());
+                    ensure!(
+                        is_built,
+                        "{}: --programs must name the folder of the program {name}; {BUILD}",
+                        case.name()
+                    );
+                }
+                (Subject::Sidecar(..), _) => {}
+            }
+            counted.push(*case);
+        }
+        Ok(counted)
+    }
+}
+
+/// Returns the command under which programs run. Each thread gets a file of its own.
 fn command(valgrind: &Path, folder: &Path) -> Vec<OsString> {
     let mut file = OsString::from("--callgrind-out-file=");
     file.push(folder.join(COUNTS));
@@ -270,24 +336,32 @@ fn command(valgrind: &Path, folder: &Path) -> Vec<OsString> {
     command
 }
 
+/// What to do if a program is missing.
+const BUILD: &str = "build it with cargo build --release --package skysail-model --example configuration, and the same with \
+    --package skysail-identity --example certificate";
 /// Prefix of the files that callgrind writes.
 const COUNTS: &str = "instructions";
+/// Number of the first thread of a process in these files.
+const FIRST: u32 = 1;
 
 async fn count_all(
     cases: &[Case],
-    requests: u32,
+    args: &InstructionsArgs,
     program: &Path,
     setup: &Setup,
     counts: &mut BTreeMap<Case, Count>,
 ) -> anyhow::Result<()> {
     for case in cases {
-        // A handshake or a hello takes a hundred times the instructions of a request.
-        let requests = match case {
-            Case::Handshake => requests / 10,
-            Case::Hello => requests / 20,
-            _ => requests,
-        };
-        let [few, many] = [requests, 3 * requests].map(|requests| run_once(*case, requests, program, setup));
+        let requests = (args.requests / case.divisor()).max(1);
+        let [few, many] = [requests, 3 * requests].map(async |requests| match case.subject() {
+            Subject::Sidecar(topology, traffic) => {
+                run_sidecar(*case, (topology, traffic), requests, program, setup).await
+            }
+            Subject::Program(name, arguments) => {
+                let file = args.programs.iter().map(|folder| folder.join(name)).next().unwrap_or_default();
+                run_program(&file, arguments, requests, setup).await
+            }
+        });
         let (few, many) = (few.await, many.await);
         let (few, many) = few.and_then(|few| Ok((few, many?))).with_context(|| case.name())?;
         let count = Count::new(many - few, 2 * requests);
@@ -297,11 +371,39 @@ async fn count_all(
     Ok(())
 }
 
-/// Returns the work of the worker during a run with this number of requests.
-async fn run_once(case: Case, requests: u32, program: &Path, setup: &Setup) -> anyhow::Result<ThreadWork> {
-    let traffic = case.traffic();
+/// Returns the work of a program that repeats something this number of times, on one thread.
+async fn run_program(
+    program: &Path,
+    arguments: &[&str],
+    times: u32,
+    setup: &Setup,
+) -> anyhow::Result<ThreadWork> {
+    let [valgrind, options @ ..] = &setup.under[..] else { bail!("valgrind is missing") };
+    let output = tokio::process::Command::new(valgrind)
+        .args(options)
+        .arg(program)
+        .args(arguments)
+        .arg(times.to_string())
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {}: {}", program.display(), output.status, errors.trim());
+    busiest(&setup.folder, |thread| thread == FIRST)
+}
+
+/// Returns the work of the worker during a run with this number of requests. The first thread reads the configuration
+/// and serves no requests. Of the others, only the worker does anything for a request.
+async fn run_sidecar(
+    case: Case,
+    (topology, traffic): (Topology, Traffic),
+    requests: u32,
+    program: &Path,
+    setup: &Setup,
+) -> anyhow::Result<ThreadWork> {
     let shape = Shape {
-        topology: case.topology(),
+        topology,
         protocol: traffic.protocol(),
         workers: 1,
         pinned: false,
@@ -324,12 +426,11 @@ async fn run_once(case: Case, requests: u32, program: &Path, setup: &Setup) -> a
     });
     let sent = sending.await.context("the client failed")?;
     standing.end(sent).await?;
-    worker(&setup.folder)
+    busiest(&setup.folder, |thread| thread != FIRST)
 }
 
-/// Returns the work of the worker thread, and removes the files. The first thread reads the configuration and serves
-/// no requests. Of the others, only the worker does anything for a request.
-fn worker(folder: &Path) -> anyhow::Result<ThreadWork> {
+/// Returns the work of the busiest of these threads, and removes all files.
+fn busiest(folder: &Path, is_counted: impl Fn(u32) -> bool) -> anyhow::Result<ThreadWork> {
     let mut max = None;
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -339,9 +440,9 @@ fn worker(folder: &Path) -> anyhow::Result<ThreadWork> {
         let text = fs::read(entry.path())?;
         fs::remove_file(entry.path())?;
         let read = callgrind::read(&String::from_utf8_lossy(&text));
-        max = max.max(read.filter(|(thread, _)| *thread != 1).map(|(_, work)| work));
+        max = max.max(read.filter(|(thread, _)| is_counted(*thread)).map(|(_, work)| work));
     }
-    max.context("valgrind wrote no counts: the sidecar did not end after SIGTERM")
+    max.context("valgrind wrote no counts: the program was killed")
 }
 
 fn read(file: &Path) -> anyhow::Result<Baseline> {
@@ -371,25 +472,25 @@ fn compare(counts: &Counts, file: &Path) -> bool {
         };
         let change = count.change().unwrap_or_default();
         let more = count.each.allocations - baseline.allocations;
-        let much = TOLERATED_ALLOCATIONS.max(TOLERANCE * baseline.allocations);
-        let remedy =
-            format_args!("reduce them, or justify them and update the file with --write-baseline {file}");
-        if change > TOLERANCE {
+        let tolerance = case.tolerance();
+        let much = TOLERATED_ALLOCATIONS.max(tolerance * baseline.allocations);
+        let remedy = format_args!(
+            "reduce them, or justify them in the commit and update the file: bench instructions --only {name} --write-baseline {file}"
+        );
+        if change > tolerance {
             let change = 100.0 * change;
             stdio::print_error(format_args!(
-                "{name}: {change:.1}% more instructions per request than in {file}; {remedy}"
+                "{name}: {change:.1}% more instructions than in {file}; {remedy}"
             ));
         }
         if more > much {
-            stdio::print_error(format_args!(
-                "{name}: {more:.1} more allocations per request than in {file}; {remedy}"
-            ));
+            stdio::print_error(format_args!("{name}: {more:.1} more allocations than in {file}; {remedy}"));
         }
-        if change > TOLERANCE || more > much {
+        if change > tolerance || more > much {
             good = false;
-        } else if change < -TOLERANCE || more < -much {
+        } else if change < -tolerance || more < -much {
             stdio::print_error(format_args!(
-                "{name}: {:.1}% fewer instructions and {:.1} fewer allocations per request than in {file}; update it with --write-baseline {file}",
+                "{name}: {:.1}% fewer instructions and {:.1} fewer allocations than in {file}; update it with --write-baseline {file}",
                 -100.0 * change,
                 -more
             ));
@@ -515,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worker_is_the_busiest_thread_after_the_first() {
+    fn the_busiest_of_the_counted_threads_is_found() {
         let folder = tempfile::tempdir().unwrap();
         for (thread, total) in [(1, 900), (2, 5), (3, 70)] {
             let text = format!("# callgrind format\nthread: {thread}\n\ntotals: {total}\n");
@@ -523,8 +624,8 @@ mod tests {
         }
         fs::write(folder.path().join(COUNTS), "").unwrap();
         fs::write(folder.path().join("other"), "thread: 4\ntotals: 1000\n").unwrap();
-        assert_eq!(worker(folder.path()).unwrap().instructions, 70);
-        assert!(worker(folder.path()).is_err(), "the files are gone");
+        assert_eq!(busiest(folder.path(), |thread| thread != FIRST).unwrap().instructions, 70);
+        assert!(busiest(folder.path(), |_| true).is_err(), "the files are gone");
     }
 
     #[test]
