@@ -5,7 +5,7 @@
 //! `SKYSAIL_WRITE_DOCS=1 cargo test -p skysail --test references` writes the pages. Metrics of `skysaild` carry their meaning
 //! (`# HELP`). A metric of `skysail-proxy` keeps the meaning that the page gives; a metric without one fails the test.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panic")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a test fails by panic")]
 
 #[path = "references/performance.rs"]
 mod performance;
