@@ -28,10 +28,11 @@ use axum::{
     body::Body,
     extract::{ConnectInfo, DefaultBodyLimit},
     http::{
-        HeaderName, HeaderValue, Request,
+        HeaderName, HeaderValue, Request, StatusCode,
         header::{HOST, ORIGIN},
     },
-    response::Response,
+    middleware::Next,
+    response::{IntoResponse as _, Response},
 };
 use hyper::{
     body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint},
@@ -104,6 +105,18 @@ impl ConnectionAddresses {
             sites: values(HeaderName::from_static("sec-fetch-site")).collect(),
         }
         .check()
+    }
+}
+
+/// Middleware that refuses callers which [`ConnectionAddresses::check`] does not accept, with status 403.
+pub async fn local_only(
+    ConnectInfo(ends): ConnectInfo<ConnectionAddresses>,
+    request: Request<Body>,
+    next: Next,
+) -> Response {
+    match ends.check(&request) {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => (StatusCode::FORBIDDEN, format!("{refusal}\n")).into_response(),
     }
 }
 

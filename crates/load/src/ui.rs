@@ -14,18 +14,17 @@ use std::{
 use anyhow::Context as _;
 use axum::{
     Json, Router,
-    extract::{ConnectInfo, Query, Request, State},
+    extract::{Query, State},
     http::{
         StatusCode,
         header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE},
     },
-    middleware::{self, Next},
+    middleware,
     response::{IntoResponse, Response},
     routing::get,
 };
 use clap::Parser as _;
 use serde_json::{Value, json};
-use skysail_admin::ConnectionAddresses;
 use skysail_core::{shutdown, stdio};
 use tokio::net::TcpListener;
 
@@ -142,20 +141,8 @@ pub(crate) fn router(data_dir: PathBuf) -> Router {
         .route("/fortio/rest/stop", get(stop).post(stop))
         .route("/fortio/data/", get(list))
         .route("/fortio/data/{name}", get(result))
-        .layer(middleware::from_fn(check_caller))
+        .layer(middleware::from_fn(skysail_admin::local_only))
         .with_state(ui)
-}
-
-/// Refuses callers from outside, and pages of other sites.
-async fn check_caller(
-    ConnectInfo(ends): ConnectInfo<ConnectionAddresses>,
-    request: Request,
-    next: Next,
-) -> Response {
-    match ends.check(&request) {
-        Ok(()) => next.run(request).await,
-        Err(refusal) => (StatusCode::FORBIDDEN, format!("{refusal}\n")).into_response(),
-    }
 }
 
 async fn page() -> Response {

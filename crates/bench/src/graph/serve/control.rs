@@ -9,13 +9,12 @@ use std::{
 
 use axum::{
     Json, Router,
-    extract::{ConnectInfo, Request, State},
+    extract::State,
     http::StatusCode,
-    middleware::{self, Next},
+    middleware,
     response::{IntoResponse, Response},
     routing::get,
 };
-use skysail_admin::ConnectionAddresses;
 use tokio::sync::{Mutex, mpsc, watch};
 
 use crate::graph::behavior::WorkerBehavior;
@@ -91,21 +90,9 @@ impl WorkerSwitch {
 pub(super) async fn serve(listener: tokio::net::TcpListener, switch: WorkerSwitch) -> Infallible {
     let router = Router::new()
         .route("/", get(read).put(write))
-        .layer(middleware::from_fn(check_caller))
+        .layer(middleware::from_fn(skysail_admin::local_only))
         .with_state(Arc::new(Mutex::new(switch)));
     skysail_admin::serve(listener, router).await
-}
-
-/// Refuses callers from outside of this network namespace, and pages of other sites.
-async fn check_caller(
-    ConnectInfo(ends): ConnectInfo<ConnectionAddresses>,
-    request: Request,
-    next: Next,
-) -> Response {
-    match ends.check(&request) {
-        Ok(()) => next.run(request).await,
-        Err(refusal) => (StatusCode::FORBIDDEN, format!("{refusal}\n")).into_response(),
-    }
 }
 
 async fn read(State(switch): State<Arc<Mutex<WorkerSwitch>>>) -> Json<WorkerBehavior> {
