@@ -1,5 +1,5 @@
 //! PostgreSQL as the database. One connection carries all operations; each is one statement, and concurrent ones are
-//! pipelined. A lost connection is opened again by the next operation.
+//! pipelined. An operation opens the connection again once its end was seen.
 
 use std::sync::Arc;
 
