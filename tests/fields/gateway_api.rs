@@ -35,6 +35,10 @@ fn matches() -> Vec<Case<'static>> {
         with(&headers[..2], "http://api/headers?q=1", 200, &["x-rule: rest"]),
         get("http://api/timeout/request?delay=20s", 504, &[]),
         get("http://api/timeout/backend?delay=20s", 504, &[]),
+        get("http://api/retry?status=503", 503, &["\"x-envoy-attempt-count\":\"4\""]),
+        get("http://api/retry?status=500", 500, &["\"x-envoy-attempt-count\":\"1\""]),
+        get("http://api/retry?delay=20s", 504, &["upstream request timeout"]),
+        get("http://api/no-retry?status=503", 503, &["\"x-envoy-attempt-count\":\"1\""]),
     ]
 }
 

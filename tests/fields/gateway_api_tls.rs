@@ -4,7 +4,7 @@
 use skysail_testkit::{Client, Mesh, eventually};
 
 use crate::{
-    gateway_api_certificates::{Issuer, client, issuer, secret},
+    gateway_api_certificates::{Issuer, client, config_map, issuer, secret},
     mesh_with, wait, with,
 };
 
@@ -57,7 +57,17 @@ impl Edge<'_> {
 
 fn start(of: &Authorities) -> Mesh {
     let Authorities { edge, vault, clients } = of;
-    let names = ["web", "mutual", "ended", "other-kind", "other-group", "refused.set"];
+    let names = [
+        "web",
+        "mutual",
+        "ended",
+        "other-kind",
+        "other-group",
+        "refused.set",
+        "valid",
+        "insecure",
+        "ungranted",
+    ];
     let of_set = ["own.set", "mutual.set", "other-kind.set", "other-group.set", "refused"];
     let passed = ["section.pass", "port.pass", "stranger.pass", "a.pass.set"];
     let secret = |name, issuer, names: &[&str]| {
@@ -71,6 +81,7 @@ fn start(of: &Authorities) -> Mesh {
         secret("other/set", edge, &of_set),
         secret("shop/granted", edge, &["far.set"]),
         secret("shop/vault", vault, &passed),
+        config_map("clients", clients),
     ];
     let mut setup = mesh_with(&objects.concat(), &["shop/edge-envoy"]);
     for port in PORTS {
@@ -89,6 +100,7 @@ fn listeners_have_certificates_and_routes() {
         gateway_listeners(&edge, &of);
         tls_routes(&edge, &of);
         set_listeners(&edge, &of);
+        clients_present_certificates(&edge, &of);
         namespaces(&edge);
     }
 }
@@ -109,6 +121,18 @@ fn gateway_listeners(edge: &Edge<'_>, of: &Authorities) {
     edge.plain(81, "a.calls.example", 200);
     edge.plain(81, "b.calls.example", 404);
     edge.plain(80, "a.calls.example", 404);
+}
+
+/// Settings of a Gateway for the clients of all its listeners.
+fn clients_present_certificates(edge: &Edge<'_>, of: &Authorities) {
+    let with = |port, own| edge.tls(port, &of.edge, own);
+    edge.has(&with(443, Some(&of.clients)), "valid.example", 200);
+    edge.refuses(&with(443, None), "valid.example");
+    edge.refuses(&with(443, Some(&of.edge)), "valid.example");
+    edge.has(&with(444, Some(&of.clients)), "insecure.example", 200);
+    edge.has(&with(444, None), "insecure.example", 200);
+    edge.refuses(&with(444, Some(&of.edge)), "insecure.example");
+    edge.refuses(&with(445, Some(&of.clients)), "ungranted.example");
 }
 
 fn tls_routes(edge: &Edge<'_>, of: &Authorities) {

@@ -94,6 +94,8 @@ struct ObjectPage {
     findings: Vec<ObjectFinding>,
     #[serde(default)]
     conditions: Vec<ConditionOfObject>,
+    #[serde(default)]
+    listeners: Vec<ListenerOfObject>,
     addresses: Option<Vec<String>>,
     acknowledged: usize,
     sent: usize,
@@ -113,6 +115,13 @@ enum ObjectState {
     Pending,
     InEffect,
     Unused,
+}
+
+#[derive(Debug, Deserialize)]
+struct ListenerOfObject {
+    name: String,
+    attached_routes: usize,
+    supported_kinds: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -257,6 +266,12 @@ impl ObjectPage {
         for ConditionOfObject { r#type, status, reason, message, about } in &self.conditions {
             let about = if about.is_empty() { String::new() } else { format!("{about}: ") };
             text += &format!("\n  {about}{type} {status}: {reason}: {message}");
+        }
+        for ListenerOfObject { name, attached_routes, supported_kinds } in &self.listeners {
+            let kinds =
+                if supported_kinds.is_empty() { "none".to_owned() } else { supported_kinds.join(", ") };
+            text +=
+                &format!("\n  listener {name}: {attached_routes} attached routes; kinds of routes: {kinds}");
         }
         match self.addresses.as_deref() {
             None => {}

@@ -16,7 +16,7 @@ use std::{
 use serde::Serialize;
 use skysail_model::{
     Diagnostic, Kind, ObjectKey, Origin, ProxyView, Severity, World,
-    world::{ObjectCondition, StatusCondition},
+    world::{ClusterStatus, ListenerStatus, ObjectCondition, StatusCondition},
 };
 use skysail_xds::Snapshot;
 
@@ -97,7 +97,10 @@ pub(crate) struct ObjectStatus {
     /// Conditions of an object of Gateway API or of an Ingress.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     conditions: Vec<ConditionStatus>,
-    /// Addresses at which clients outside of the cluster reach an Ingress.
+    /// Listeners of a Gateway or a ListenerSet.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    listeners: Vec<ListenerState>,
+    /// Addresses at which clients outside of the cluster reach an Ingress or a Gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
     addresses: Option<Vec<String>>,
     /// Resources that the object affects and that proxies hold, at most [`MAX_RESOURCES`].
@@ -124,6 +127,21 @@ impl From<ObjectCondition> for ConditionStatus {
     fn from(ObjectCondition { about, condition }: ObjectCondition) -> Self {
         let StatusCondition { kind, status, reason, message } = condition;
         Self { r#type: kind, status, reason, message, about }
+    }
+}
+
+/// A listener, as in the status of an object in a cluster.
+#[derive(Debug, Serialize)]
+struct ListenerState {
+    name: String,
+    attached_routes: usize,
+    supported_kinds: Vec<&'static str>,
+}
+
+impl From<ListenerStatus> for ListenerState {
+    fn from(of: ListenerStatus) -> Self {
+        let supported_kinds = of.supported_kinds.into_iter().map(Kind::as_str).collect();
+        Self { name: of.name, attached_routes: of.attached_routes, supported_kinds }
     }
 }
 
@@ -235,14 +253,16 @@ impl Publisher {
             };
             Some(ProxyDelivery { proxy, address, connection, state: delivery.as_str(), error })
         });
+        let ClusterStatus { conditions, listeners, addresses } = view.world.cluster_status(&key);
         Some(ObjectStatus {
             summary,
             fingerprint: fingerprints.get(&file).copied(),
             file,
             line,
             findings,
-            conditions: view.world.object_conditions(&key).into_iter().map(ConditionStatus::from).collect(),
-            addresses: view.world.ingress_addresses(&key),
+            conditions: conditions.into_iter().map(ConditionStatus::from).collect(),
+            listeners: listeners.into_iter().map(ListenerState::from).collect(),
+            addresses,
             resources_omitted: resources.len().saturating_sub(MAX_RESOURCES),
             deliveries: proxies.collect(),
             resources: resources

@@ -48,8 +48,10 @@ pub use effect::{Effect, Effects};
 pub use endpoints::Endpoint;
 pub use entry_hosts::Resolved;
 pub use envoy_filters::{FilterSelection, SharedFilters};
-pub(crate) use gateway_api::{CONFIG_MAP, CREDENTIAL, INVALID, shown_name};
-pub use gateway_api::{GatewayApiStatus, ListenerStatus, ObjectCondition, ParentStatus, StatusCondition};
+pub(crate) use gateway_api::{CONFIG_MAP, CREDENTIAL, INVALID, ROOTS, shown_name};
+pub use gateway_api::{
+    ClusterStatus, GatewayApiStatus, ListenerStatus, ObjectCondition, ParentStatus, StatusCondition,
+};
 pub(crate) use gateways::{BoundRule, GatewayHosts, SECRET, gateway_name, is_within};
 pub(crate) use hosts::WELL_KNOWN_PORT;
 pub use hosts::{exported, fqdn, host_matches};
@@ -491,13 +493,26 @@ impl World {
         }
     }
 
-    /// Returns whether a policy refers to a ConfigMap with certificates.
+    /// Returns whether a policy or a Gateway refers to a ConfigMap with certificates.
     fn uses_root_map(&self, namespace: &str, name: &str) -> bool {
         let mut policies = self.backend_tls_policies.in_namespace(namespace);
-        policies.any(|entry| {
+        let is_of_policy = policies.any(|entry| {
             let refs = &entry.object.spec.validation.ca_certificate_refs;
             refs.iter().any(|of| of.name == name)
-        })
+        });
+        let mut gateways = self.kubernetes_gateways.iter().map(|entry| &*entry.object);
+        is_of_policy
+            || gateways.any(|gateway| {
+                let mut refs = gateway
+                    .spec
+                    .tls
+                    .iter()
+                    .flat_map(|tls| tls.frontend.validations())
+                    .flat_map(|of| &of.ca_certificate_refs);
+                refs.any(|of| {
+                    of.name == name && of.namespace.as_ref().unwrap_or(&gateway.meta.namespace) == namespace
+                })
+            })
     }
 
     fn index_pod(&mut self, pod: &Typed<Pod>) {

@@ -57,10 +57,13 @@ fn spec(types: &[Traced], field: &FieldRow) -> Value {
     let has_value = |known: &&Traced| matches!(known.holds, Holds::Value(_) | Holds::Word(_));
     let own = types.iter().find(|known| known.path == field.path && has_value(known));
     let own = own.or_else(|| types.iter().find(|known| below(known) && has_value(known)));
+    // A field whose type another path has already: without fields of its own it is set too.
+    let own = own.or_else(|| types.iter().find(|known| below(known) && matches!(known.holds, Holds::Same(_))));
     let value = match (field.value, own.map(|known| &known.holds)) {
         (Some(value), _) => json!(value),
         (None, Some(Holds::Value(value))) => value.clone(),
         (None, Some(Holds::Word(words))) => json!(words.last()),
+        (None, Some(Holds::Same(_))) => json!({}),
         _ => json!({"key": "a"}),
     };
     let path = own.map_or(field.path, |known| known.path.as_str());

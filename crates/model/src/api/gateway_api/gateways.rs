@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::{ObjectReference, ParentReference};
+use super::{GROUP, ObjectReference, ParentReference};
 use crate::api::{
-    Labels,
+    Kind, Labels,
     kube::{NETWORK, gateway_port},
     namespace_selector::NamespaceSelector,
 };
@@ -41,6 +41,104 @@ pub struct KubernetesGateway {
     pub addresses: Vec<GatewayAddress>,
     /// ListenerSets that may add listeners.
     pub allowed_listeners: Option<AllowedListeners>,
+    /// TLS that all listeners have in common.
+    pub tls: Option<GatewayTls>,
+    /// Settings of the deployed proxies; not supported.
+    pub infrastructure: Infrastructure,
+    /// Routes without parents that use the Gateway; not supported.
+    pub default_scope: Option<String>,
+}
+
+/// TLS that all listeners of a Gateway have in common.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct GatewayTls {
+    /// TLS to clients.
+    pub frontend: FrontendTls,
+    /// TLS to backends; not supported.
+    pub backend: BackendTls,
+}
+
+/// TLS of the listeners of a Gateway to clients.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct FrontendTls {
+    /// Settings for ports that `per_port` lacks.
+    pub default: FrontendTlsConfig,
+    /// Settings by port.
+    pub per_port: Vec<FrontendTlsPort>,
+}
+
+/// TLS of the listeners of a port to clients.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct FrontendTlsPort {
+    /// Port.
+    pub port: u32,
+    /// Settings.
+    pub tls: FrontendTlsConfig,
+}
+
+/// Settings of TLS to clients.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct FrontendTlsConfig {
+    /// Validation of the clients' certificates; unset: none.
+    pub validation: Option<FrontendValidation>,
+}
+
+/// Validation of the certificates of clients.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct FrontendValidation {
+    /// ConfigMaps or Secrets with roots.
+    pub ca_certificate_refs: Vec<ObjectReference>,
+    /// Which clients are accepted.
+    pub mode: FrontendValidationMode,
+}
+
+/// Clients that a listener accepts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub enum FrontendValidationMode {
+    /// Clients with a valid certificate.
+    #[default]
+    AllowValidOnly,
+    /// All clients. As for OPTIONAL_MUTUAL, a certificate that is not valid is refused here.
+    AllowInsecureFallback,
+}
+
+/// TLS of a Gateway to backends.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct BackendTls {
+    /// Secret with certificate and key of the Gateway; not supported.
+    pub client_certificate_ref: Option<ObjectReference>,
+}
+
+/// Settings of the proxies that a controller deploys for a Gateway.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Infrastructure {
+    /// Labels of their objects.
+    pub labels: Labels,
+    /// Annotations of their objects.
+    pub annotations: Labels,
+    /// Parameters of the controller.
+    pub parameters_ref: Option<ObjectReference>,
+}
+
+impl FrontendTls {
+    /// Returns the validation of the clients of a port.
+    pub(crate) fn of_port(&self, port: u32) -> Option<&FrontendValidation> {
+        let own = self.per_port.iter().find(|of| of.port == port);
+        own.map_or(&self.default, |of| &of.tls).validation.as_ref()
+    }
+
+    /// Returns the validations of all ports.
+    pub(crate) fn validations(&self) -> impl Iterator<Item = &FrontendValidation> {
+        let ports = self.per_port.iter().map(|of| &of.tls);
+        std::iter::once(&self.default).chain(ports).filter_map(|of| of.validation.as_ref())
+    }
 }
 
 /// Requested address of a Gateway.
@@ -81,6 +179,38 @@ pub struct Listener {
 }
 
 impl Listener {
+    /// Returns whether TLS ends at the gateway.
+    pub(crate) fn terminates(&self) -> bool {
+        self.tls.as_ref().is_none_or(|tls| tls.mode == ListenerTlsMode::Terminate)
+    }
+
+    /// Returns the kinds of routes that the protocol supports.
+    pub(crate) fn kinds(&self) -> &'static [Kind] {
+        match self.protocol {
+            Some(ListenerProtocol::Http | ListenerProtocol::Https) => &[Kind::HttpRoute, Kind::GrpcRoute],
+            Some(ListenerProtocol::Tls) if self.terminates() => &[Kind::TlsRoute, Kind::TcpRoute],
+            Some(ListenerProtocol::Tls) => &[Kind::TlsRoute],
+            Some(ListenerProtocol::Tcp) => &[Kind::TcpRoute],
+            Some(ListenerProtocol::Udp) | None => &[],
+        }
+    }
+
+    /// Returns whether routes of a kind may use the listener.
+    pub(crate) fn allows_kind(&self, kind: Kind) -> bool {
+        let named = self.named_kinds();
+        self.kinds().contains(&kind) && (named.is_empty() || named.iter().any(|of| of.is(kind)))
+    }
+
+    /// Returns the positions in `allowedRoutes.kinds` of kinds that the protocol does not support.
+    pub(crate) fn unsupported_kinds(&self) -> impl Iterator<Item = usize> {
+        let is_known = |of: &RouteGroupKind| self.kinds().iter().any(|kind| of.is(*kind));
+        self.named_kinds().iter().enumerate().filter(move |(_, of)| !is_known(of)).map(|(index, _)| index)
+    }
+
+    fn named_kinds(&self) -> &[RouteGroupKind] {
+        self.allowed_routes.as_ref().map_or(&[], |allowed| &allowed.kinds)
+    }
+
     /// Returns whether the listener of a Gateway with these labels forwards connections of other networks. Source:
     /// `IsAutoPassthrough` of Istio.
     pub(crate) fn joins_networks(&self, labels: &Labels) -> bool {
@@ -172,6 +302,13 @@ pub struct RouteGroupKind {
     pub group: Option<String>,
     /// Kind.
     pub kind: String,
+}
+
+impl RouteGroupKind {
+    /// Returns whether this is a kind of Gateway API.
+    pub(crate) fn is(&self, kind: Kind) -> bool {
+        self.group.as_deref().is_none_or(|group| group == GROUP) && self.kind == kind.as_str()
+    }
 }
 
 /// `spec` of a ListenerSet.

@@ -6,15 +6,17 @@ mod routes;
 use serde::Deserialize;
 
 pub use gateways::{
-    AUTO_PASSTHROUGH, AllowedListeners, AllowedRoutes, BackendTlsPolicy, BackendValidation, GatewayAddress,
-    GatewayClass, Grant, GrantFrom, GrantTo, KubernetesGateway, LISTENER_MODE, Listener, ListenerProtocol,
-    ListenerSet, ListenerTls, ListenerTlsMode, NamespacesFrom, ReferenceGrant, RouteGroupKind,
-    RouteNamespaces, SanType, SubjectAltName,
+    AUTO_PASSTHROUGH, AllowedListeners, AllowedRoutes, BackendTls, BackendTlsPolicy, BackendValidation,
+    FrontendTls, FrontendTlsConfig, FrontendTlsPort, FrontendValidation, FrontendValidationMode,
+    GatewayAddress, GatewayClass, GatewayTls, Grant, GrantFrom, GrantTo, Infrastructure, KubernetesGateway,
+    LISTENER_MODE, Listener, ListenerProtocol, ListenerSet, ListenerTls, ListenerTlsMode, NamespacesFrom,
+    ReferenceGrant, RouteGroupKind, RouteNamespaces, SanType, SubjectAltName,
 };
 pub use routes::{
     Cors, Filter, FilterType, Fraction, GrpcMatch, GrpcMethod, GrpcRoute, GrpcRule, HeaderFilter,
-    HeaderValue, HttpMatch, HttpRoute, HttpRule, L4Rule, MatchType, Mirror, NamedMatch, PathMatch,
-    PathMatchType, PathModifier, PathModifierType, Redirect, TcpRoute, Timeouts, TlsRoute, UrlRewrite,
+    HeaderValue, HttpMatch, HttpRoute, HttpRouteRetry, HttpRule, L4Rule, MatchType, Mirror, NamedMatch,
+    PathMatch, PathMatchType, PathModifier, PathModifierType, Redirect, SessionCookie, SessionPersistence,
+    TcpRoute, Timeouts, TlsRoute, UrlRewrite,
 };
 
 /// API group of Gateway API.

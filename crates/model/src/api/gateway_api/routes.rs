@@ -31,6 +31,47 @@ pub struct HttpRule {
     pub backend_refs: Vec<BackendRef>,
     /// Timeouts.
     pub timeouts: Option<Timeouts>,
+    /// Retries; unset: those of the mesh.
+    pub retry: Option<HttpRouteRetry>,
+    /// Persistence of sessions; not supported.
+    pub session_persistence: Option<SessionPersistence>,
+}
+
+/// Retries of a rule.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct HttpRouteRetry {
+    /// Status codes that are retried, besides failures of connections.
+    pub codes: Vec<u32>,
+    /// Maximum number of retries; unset: 2.
+    pub attempts: Option<i32>,
+    /// Minimum time before a retry; unset: 25 ms.
+    pub backoff: Option<Duration>,
+}
+
+/// Persistence of sessions. Only its presence counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct SessionPersistence {
+    /// Name of the session.
+    pub session_name: Option<String>,
+    /// Maximum age.
+    pub absolute_timeout: Option<Duration>,
+    /// Maximum age without a request.
+    pub idle_timeout: Option<Duration>,
+    /// Cookie or header.
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    /// Settings of the cookie.
+    pub cookie_config: Option<SessionCookie>,
+}
+
+/// Settings of a session's cookie.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct SessionCookie {
+    /// Whether it outlives the client's session.
+    pub lifetime_type: Option<String>,
 }
 
 /// Timeouts of a rule.
@@ -281,6 +322,8 @@ pub struct GrpcRule {
     pub filters: Vec<Filter>,
     /// Weighted backends.
     pub backend_refs: Vec<BackendRef>,
+    /// Persistence of sessions; not supported.
+    pub session_persistence: Option<SessionPersistence>,
 }
 
 /// Match of a gRPC request; all conditions must hold.

@@ -11,7 +11,7 @@ use skysail_xds::{
 
 use super::{
     servers::{MergedServers, merge_servers},
-    tls::{self, ROOTS},
+    tls,
 };
 use crate::{
     ProxyView, World,
@@ -21,7 +21,7 @@ use crate::{
         gateway::ServerTls,
     },
     compile::{order, pb::core},
-    world::{CONFIG_MAP, CREDENTIAL, SECRET},
+    world::{CONFIG_MAP, CREDENTIAL, ROOTS, SECRET},
 };
 
 /// Returns the secrets of a proxy. Only a proxy with a proven identity gets any, and only those of its namespace that
@@ -80,7 +80,7 @@ fn names_of_server(gateway: &Gateway, tls: Option<&ServerTls>) -> impl Iterator<
     let derived = gateway.only_in.is_some();
     let names = tls.map(tls::secrets).unwrap_or_default().into_iter();
     // Only Gateways that are made from those of Gateway API were checked to be permitted such references.
-    names.filter(move |name| derived || !name.starts_with(CREDENTIAL))
+    names.filter(move |name| derived || !(name.starts_with(CREDENTIAL) || name.starts_with(CONFIG_MAP)))
 }
 
 /// Returns the secrets that DestinationRules name for a proxy's connections to servers. As in [`compile`], the proxy

@@ -20,11 +20,8 @@ use crate::{
         pb::{boolean, core, matcher, matching, pack},
         tls,
     },
-    world::{CREDENTIAL, SECRET},
+    world::{CONFIG_MAP, CREDENTIAL, ROOTS, SECRET},
 };
-
-/// Suffix of the name of the secret with the roots of a credential.
-pub(super) const ROOTS: &str = "-cacert";
 
 /// Returns the TLS settings of a server of a Gateway. `tcp` is true if requests are not parsed.
 pub(super) fn socket(setting: FilterSettings<'_>, from: &ServerTls, tcp: bool) -> core::TransportSocket {
@@ -55,7 +52,7 @@ pub(super) fn secrets(from: &ServerTls) -> Vec<String> {
 }
 
 fn full(name: &str) -> String {
-    if name.starts_with(CREDENTIAL) {
+    if name.starts_with(CREDENTIAL) || name.starts_with(CONFIG_MAP) {
         return name.to_owned();
     }
     format!("{SECRET}{}", name.strip_prefix(SECRET).unwrap_or(name))

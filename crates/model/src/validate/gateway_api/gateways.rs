@@ -5,8 +5,9 @@ use crate::{
     api::{
         Labels,
         gateway_api::{
-            AUTO_PASSTHROUGH, BackendTlsPolicy, BackendValidation, GatewayClass, KubernetesGateway,
-            LISTENER_MODE, Listener, ListenerProtocol, ListenerSet, ListenerTlsMode, ReferenceGrant, SanType,
+            AUTO_PASSTHROUGH, BackendTlsPolicy, BackendValidation, FrontendTls, FrontendTlsConfig,
+            GatewayClass, KubernetesGateway, LISTENER_MODE, Listener, ListenerProtocol, ListenerSet,
+            ListenerTlsMode, ReferenceGrant, SanType,
         },
         kube::NETWORK,
     },
@@ -47,8 +48,45 @@ pub(crate) fn kubernetes_gateway(spec: &KubernetesGateway, labels: &Labels) -> V
             findings.add(Code::NoEffect, field, message, "use type Hostname and the name of a Service");
         }
     }
+    if let Some(tls) = &spec.tls {
+        frontend(&tls.frontend, &mut findings);
+    }
     listeners(&spec.listeners, &mut findings);
     findings.done()
+}
+
+fn frontend(of: &FrontendTls, findings: &mut Findings) {
+    const FIELD: &str = "spec.tls.frontend";
+    client_validation(&of.default, &format!("{FIELD}.default"), findings);
+    limit(of.per_port.len(), 64, &format!("{FIELD}.perPort"), findings);
+    for (index, own) in of.per_port.iter().enumerate() {
+        let field = format!("{FIELD}.perPort[{index}]");
+        port(own.port, &format!("{field}.port"), findings);
+        if of.per_port[..index].iter().any(|other| other.port == own.port) {
+            let message = format!("port {} is listed twice", own.port);
+            findings.add(Code::DuplicateName, format!("{field}.port"), message, "remove one of them");
+        }
+        client_validation(&own.tls, &format!("{field}.tls"), findings);
+    }
+}
+
+fn client_validation(of: &FrontendTlsConfig, field: &str, findings: &mut Findings) {
+    let Some(validation) = &of.validation else { return };
+    let field = format!("{field}.validation.caCertificateRefs");
+    let refs = &validation.ca_certificate_refs;
+    if refs.is_empty() {
+        findings.add(Code::MissingField, &field, "is missing", "name a ConfigMap or a Secret with ca.crt");
+    }
+    limit(refs.len(), 8, &field, findings);
+    if refs.len() > 1 {
+        // As in Istio. Without the others, some clients would be refused.
+        let message = "has several references, so the listeners are not served";
+        findings.add(Code::NoEffect, format!("{field}[1]"), message, "unite the certificates in one object");
+    }
+    for (index, _) in refs.iter().enumerate().filter(|(_, of)| of.name.is_empty()) {
+        let field = format!("{field}[{index}].name");
+        findings.add(Code::MissingField, field, "is missing", "set the name of the object");
+    }
 }
 
 /// Checks a ListenerSet.
@@ -249,6 +287,12 @@ fn listener(of: &Listener, field: &str, findings: &mut Findings) {
             "UDP is not supported: the listener is not served",
             "use HTTP, HTTPS, TLS or TCP",
         );
+    }
+    for index in of.unsupported_kinds().filter(|_| protocol != Udp) {
+        let field = format!("{field}.allowedRoutes.kinds[{index}]");
+        let known: Vec<_> = of.kinds().iter().map(|kind| kind.as_str()).collect();
+        let remedy = format!("use {}", known.join(" or "));
+        findings.add(Code::NoEffect, field, "has no effect for this protocol and mode of TLS", remedy);
     }
     if matches!(protocol, Tcp | Udp) && of.hostname.as_ref().is_some_and(|name| !name.is_empty()) {
         findings.add(

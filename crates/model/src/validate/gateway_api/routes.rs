@@ -140,6 +140,20 @@ fn http_rule(rule: &HttpRule, field: &str, findings: &mut Findings) {
         let field = format!("{field}.backendRefs[{index}].filters");
         filters::check(&of.filters, FilterPlace::HttpBackend, &field, findings);
     }
+    if let Some(retry) = &rule.retry {
+        for (index, code) in retry.codes.iter().enumerate().filter(|(_, code)| !(400..=599).contains(*code)) {
+            let message = format!("{code} is not a status of an error");
+            findings.add(
+                Code::InvalidStatus,
+                at(&format!("retry.codes[{index}]")),
+                message,
+                "use 400 to 599",
+            );
+        }
+        if retry.attempts.is_some_and(|attempts| attempts < 0) {
+            findings.add(Code::OutOfRange, at("retry.attempts"), "is below 0", "use 0 to disable retries");
+        }
+    }
     if let Some(timeouts) = rule.timeouts
         && let (Some(request), Some(backend)) = (timeouts.request, timeouts.backend_request)
         && !request.0.is_zero()

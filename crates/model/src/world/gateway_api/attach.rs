@@ -172,7 +172,7 @@ impl World {
             let message = format!("no hostnames matched parent hostname {shown:?}");
             return Err(("NoMatchingListenerHostname", message));
         }
-        if !of.allows_kind(route.kind) {
+        if !of.listener.allows_kind(route.kind) {
             let message = format!("kind {} is not allowed", route.kind);
             return Err(("NotAllowedByListeners", message));
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::status::{StatusCondition, fails, holds};
+use super::status::{ListenerStatus, StatusCondition, fails, holds};
 use crate::{
     api::{Ingress, Kind, Labels, ObjectKey, ingress, selects},
     world::{World, store::Entry},
@@ -17,43 +17,70 @@ pub struct ObjectCondition {
     pub condition: StatusCondition,
 }
 
+/// What the status of an object in a cluster would have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClusterStatus {
+    /// Conditions.
+    pub conditions: Vec<ObjectCondition>,
+    /// Listeners of a Gateway or a ListenerSet. Their conditions are in `conditions`.
+    pub listeners: Vec<ListenerStatus>,
+    /// External addresses or names of an Ingress or a Gateway: those of the Services of its proxies. `None` for other
+    /// objects.
+    pub addresses: Option<Vec<String>>,
+}
+
 impl World {
-    /// Returns the conditions of an object of Gateway API or of an Ingress; none for other objects, and for routes and
+    /// Returns the status of an object of Gateway API or of an Ingress. It is empty for other objects, and for routes and
     /// Gateways that another controller serves.
-    pub fn object_conditions(&self, key: &ObjectKey) -> Vec<ObjectCondition> {
-        if key.kind == Kind::Ingress {
-            let entry = self.ingresses.get(&key.namespace, &key.name);
-            let conditions = entry.map(|entry| self.ingress_conditions(entry)).unwrap_or_default();
-            let about = String::new;
-            return conditions
-                .into_iter()
-                .map(|condition| ObjectCondition { about: about(), condition })
-                .collect();
-        }
-        if key.kind.group() != super::GROUP {
-            return Vec::new();
-        }
-        let Some(status) = self.gateway_api_status().into_iter().find(|status| status.object == *key) else {
-            return Vec::new();
-        };
+    pub fn cluster_status(&self, key: &ObjectKey) -> ClusterStatus {
         let named = |about: String, conditions: Vec<StatusCondition>| {
             conditions.into_iter().map(move |condition| ObjectCondition { about: about.clone(), condition })
         };
-        let listeners = status.listeners.into_iter();
-        let listeners = listeners.flat_map(|of| named(format!("listener {}", of.name), of.conditions));
+        if key.kind == Kind::Ingress {
+            let entry = self.ingresses.get(&key.namespace, &key.name);
+            let conditions = entry.map(|entry| self.ingress_conditions(entry)).unwrap_or_default();
+            return ClusterStatus {
+                conditions: named(String::new(), conditions).collect(),
+                addresses: entry.map(|entry| self.ingress_addresses(entry)),
+                ..ClusterStatus::default()
+            };
+        }
+        if key.kind.group() != super::GROUP {
+            return ClusterStatus::default();
+        }
+        let Some(mut status) = self.gateway_api_status().into_iter().find(|status| status.object == *key)
+        else {
+            return ClusterStatus::default();
+        };
+        let listeners = status.listeners.iter_mut().map(|of| {
+            let conditions = std::mem::take(&mut of.conditions);
+            named(format!("listener {}", of.name), conditions)
+        });
+        let listeners: Vec<ObjectCondition> = listeners.flatten().collect();
         let parents = status.parents.into_iter().flat_map(|of| {
             let namespace = of.parent.namespace.as_deref().unwrap_or(&key.namespace);
             named(format!("parent {namespace}/{}", of.parent.name), of.conditions)
         });
-        named(String::new(), status.conditions).chain(listeners).chain(parents).collect()
+        let gateway = match key.kind {
+            Kind::KubernetesGateway => self.kubernetes_gateways.get(&key.namespace, &key.name),
+            _ => None,
+        };
+        let addresses = gateway.map(|entry| {
+            let (selector, namespace) = self.proxies_of(&entry.object);
+            self.addresses_of_gateways(&selector, Some(&namespace)).into_iter().cloned().collect()
+        });
+        ClusterStatus {
+            conditions: named(String::new(), status.conditions).chain(listeners).chain(parents).collect(),
+            listeners: status.listeners,
+            addresses,
+        }
     }
 
     /// Returns the external addresses or names of the Services of an Ingress's gateways. They are empty if another
-    /// controller serves the Ingress. `None` for other objects.
-    pub fn ingress_addresses(&self, key: &ObjectKey) -> Option<Vec<String>> {
-        let entry = self.ingresses.get(&key.namespace, &key.name).filter(|_| key.kind == Kind::Ingress)?;
+    /// controller serves the Ingress.
+    fn ingress_addresses(&self, entry: &Entry<Ingress>) -> Vec<String> {
         if !self.is_served(entry) {
-            return Some(Vec::new());
+            return Vec::new();
         }
         // As in Istio, a Service that the mesh configuration names takes precedence.
         let mesh = self.mesh();
@@ -61,16 +88,18 @@ impl World {
         let named = named.and_then(|name| self.service_named(&mesh.root_namespace, name));
         let addresses: BTreeSet<&String> = match named {
             Some(service) => service.spec.external_addresses.iter().collect(),
-            None => self.addresses_of_gateways(&self.gateway_of(entry).selector),
+            None => self.addresses_of_gateways(&self.gateway_of(entry).selector, None),
         };
-        Some(addresses.into_iter().cloned().collect())
+        addresses.into_iter().cloned().collect()
     }
 
-    /// Returns the external addresses of the Services of gateways with these labels.
-    fn addresses_of_gateways(&self, selector: &Labels) -> BTreeSet<&String> {
+    /// Returns the external addresses of the Services of gateways with these labels; `namespace`: `None` for all.
+    fn addresses_of_gateways(&self, selector: &Labels, namespace: Option<&str>) -> BTreeSet<&String> {
         let pods = self.pods().map(|pod| (&pod.meta.namespace, &*pod.meta.labels));
         let templates = self.templates().map(|template| (&template.meta.namespace, &template.spec.labels));
-        let gateways = pods.chain(templates).filter(|(_, labels)| selects(selector, labels));
+        let gateways = pods.chain(templates).filter(|(of, labels)| {
+            selects(selector, labels) && namespace.is_none_or(|namespace| **of == *namespace)
+        });
         let services = gateways.flat_map(|(namespace, labels)| self.services_selecting(namespace, labels));
         services.flat_map(|service| &service.spec.external_addresses).collect()
     }

@@ -56,7 +56,8 @@ impl<'a> Edge<'a> {
             let number = numbers.entry((route.kind, &route.meta.namespace, &route.meta.name)).or_insert(0);
             let name = format!("{}~{kind}~{number}~{INTERNAL}", route.meta.name);
             *number += 1;
-            let forwards = listener.protocol() == Some(ListenerProtocol::Tls) && !listener.terminates();
+            let forwards =
+                listener.protocol() == Some(ListenerProtocol::Tls) && !listener.listener.terminates();
             let mut spec = bound(of, &gateway, hosts.clone());
             match &route.rules {
                 RouteRules::Tls(to) if forwards => {

@@ -1,17 +1,20 @@
 //! Listeners of Gateways and ListenerSets, as internal Gateways of Istio's form: one for each listener.
 
-use super::{DerivedObjects, Referrer};
+use super::{
+    DerivedObjects,
+    credentials::{Credentials, RefusedReference},
+};
 use crate::{
     api::{
         self, Kind, Labels, Meta,
         gateway::{Server, ServerPort, ServerTls, ServerTlsMode},
         gateway_api::{
-            GROUP, INTERNAL, KubernetesGateway, Listener, ListenerProtocol, ListenerTls, ListenerTlsMode,
+            FrontendValidationMode, GROUP, INTERNAL, KubernetesGateway, Listener, ListenerProtocol,
             NamespacesFrom, RouteNamespaces,
         },
     },
     origin::Origin,
-    world::{World, store::Entry},
+    world::{World, gateways::is_within, store::Entry},
 };
 
 /// Controllers of the GatewayClasses that are served here.
@@ -26,9 +29,6 @@ const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
 /// Option that selects the mode of terminated TLS.
 const TERMINATE_MODE: &str = "gateway.istio.io/tls-terminate-mode";
 
-/// Scheme of the credentials of internal Gateways: `kubernetes-gateway://NAMESPACE/NAME`.
-pub(crate) const CREDENTIAL: &str = "kubernetes-gateway://";
-
 /// A listener, and the objects that define it.
 #[derive(Debug)]
 pub(super) struct GatewayListener<'a> {
@@ -39,9 +39,18 @@ pub(super) struct GatewayListener<'a> {
     gateway: &'a api::Typed<KubernetesGateway>,
     pub(super) listener: &'a Listener,
     /// Credentials of TLS, or the reason for which they are refused.
-    pub(super) credentials: Result<Vec<String>, (&'static str, String)>,
-    /// Whether an earlier listener of the port has another protocol.
-    pub(super) conflicts: bool,
+    pub(super) credentials: Result<Credentials, RefusedReference>,
+    /// Conflict with an earlier listener of the port, which is served.
+    pub(super) conflict: Option<ListenerConflict>,
+}
+
+/// Conflict of a listener with an earlier one of its port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ListenerConflict {
+    /// The protocols exclude each other.
+    Protocol,
+    /// The hosts are the same.
+    Hostname,
 }
 
 impl World {
@@ -116,44 +125,12 @@ impl World {
         gateway: &'a api::Typed<KubernetesGateway>,
         listener: &'a Listener,
     ) -> GatewayListener<'a> {
-        let credentials = match &listener.tls {
-            Some(tls) if tls.mode == ListenerTlsMode::Terminate => self.credentials(kind, meta, tls),
-            _ => Ok(Vec::new()),
-        };
-        GatewayListener { kind, meta, origin, gateway, listener, credentials, conflicts: false }
-    }
-
-    /// Returns the credentials of a listener; fails if one is refused or missing.
-    fn credentials(
-        &self,
-        kind: Kind,
-        meta: &Meta,
-        tls: &ListenerTls,
-    ) -> Result<Vec<String>, (&'static str, String)> {
-        let referrer = Referrer { world: self, from: (GROUP, kind.as_str()), namespace: &meta.namespace };
-        let mut made = Vec::new();
-        for of in &tls.certificate_refs {
-            let to = (of.group.as_deref().unwrap_or_default(), of.kind.as_deref().unwrap_or("Secret"));
-            if to != ("", "Secret") {
-                let message = format!("certificateRefs of kind {}/{} are not supported", to.0, to.1);
-                return Err(("InvalidCertificateRef", message));
-            }
-            let namespace = of.namespace.as_ref().unwrap_or(&meta.namespace);
-            if !referrer.may_refer(namespace, to, &of.name) {
-                let message = format!(
-                    "certificateRef {}/{namespace} not accessible to a Gateway in namespace \"{}\" (missing a \
-                     ReferenceGrant?)",
-                    of.name, meta.namespace
-                );
-                return Err(("RefNotPermitted", message));
-            }
-            made.push(format!("{CREDENTIAL}{namespace}/{}", of.name));
-        }
-        Ok(made)
+        let credentials = self.credentials((kind, meta), gateway, listener);
+        GatewayListener { kind, meta, origin, gateway, listener, credentials, conflict: None }
     }
 
     /// Returns the labels and the namespace of the proxies of a Gateway.
-    fn proxies_of(&self, gateway: &api::Typed<KubernetesGateway>) -> (Labels, String) {
+    pub(super) fn proxies_of(&self, gateway: &api::Typed<KubernetesGateway>) -> (Labels, String) {
         let own = &gateway.meta.namespace;
         let mut hosts = gateway.spec.addresses.iter().filter(|of| of.kind.as_deref() == Some("Hostname"));
         // An address that is a host names the Service of proxies that were deployed by hand.
@@ -171,41 +148,38 @@ impl<'a> GatewayListener<'a> {
         format!("{}~{INTERNAL}~{}", self.meta.name, self.listener.name)
     }
 
+    /// Returns the host; `*` for all.
+    pub(super) fn host(&self) -> &'a str {
+        self.listener.hostname.as_deref().filter(|host| !host.is_empty()).unwrap_or("*")
+    }
+
     /// Returns the protocol.
     pub(super) fn protocol(&self) -> Option<ListenerProtocol> {
         self.listener.protocol
     }
 
-    /// Returns whether TLS ends at the gateway.
-    pub(super) fn terminates(&self) -> bool {
-        self.listener.tls.as_ref().is_none_or(|tls| tls.mode == ListenerTlsMode::Terminate)
-    }
-
     /// Returns whether the listener is served.
     pub(super) fn is_usable(&self) -> bool {
-        self.credentials.is_ok() && !self.conflicts
+        self.credentials.is_ok() && self.conflict.is_none() && self.has_known_protocol()
     }
 
-    /// Returns whether routes of a kind may use the listener.
-    pub(super) fn allows_kind(&self, kind: Kind) -> bool {
-        let known = self.kinds().contains(&kind);
-        let named = self.listener.allowed_routes.as_ref().map_or(&[][..], |allowed| &allowed.kinds);
-        let is_named = |kind: Kind| {
-            let group = |of: &Option<String>| of.as_deref().is_none_or(|group| group == GROUP);
-            named.iter().any(|of| group(&of.group) && of.kind == kind.as_str())
+    /// Returns whether connections of the protocol are served at all.
+    pub(super) fn has_known_protocol(&self) -> bool {
+        !matches!(self.listener.protocol, Some(ListenerProtocol::Udp) | None)
+    }
+
+    /// Returns whether another listener with HTTPS has the port, and a host that this listener may serve too.
+    pub(super) fn overlaps(&self, other: &GatewayListener<'_>) -> bool {
+        let is_same = |of: &GatewayListener<'_>| {
+            std::ptr::eq(of.gateway, self.gateway)
+                && of.listener.port == self.listener.port
+                && of.protocol() == Some(ListenerProtocol::Https)
         };
-        known && (named.is_empty() || is_named(kind))
-    }
-
-    /// Returns the kinds of routes that the protocol supports.
-    pub(super) fn kinds(&self) -> &'static [Kind] {
-        match self.listener.protocol {
-            Some(ListenerProtocol::Http | ListenerProtocol::Https) => &[Kind::HttpRoute, Kind::GrpcRoute],
-            Some(ListenerProtocol::Tls) if self.terminates() => &[Kind::TlsRoute, Kind::TcpRoute],
-            Some(ListenerProtocol::Tls) => &[Kind::TlsRoute],
-            Some(ListenerProtocol::Tcp) => &[Kind::TcpRoute],
-            Some(ListenerProtocol::Udp) | None => &[],
-        }
+        let (own, others) = (self.host(), other.host());
+        !std::ptr::eq(self, other)
+            && is_same(self)
+            && is_same(other)
+            && (is_within(own, others) || is_within(others, own))
     }
 
     /// Adds the internal Gateway.
@@ -233,7 +207,7 @@ impl<'a> GatewayListener<'a> {
 
     /// Returns the hosts, with the namespaces of the routes that may use them.
     fn hosts(&self, world: &World) -> Vec<String> {
-        let host = self.listener.hostname.as_deref().filter(|host| !host.is_empty()).unwrap_or("*");
+        let host = self.host();
         let allowed = self.listener.allowed_routes.as_ref().and_then(|allowed| allowed.namespaces.as_ref());
         match allowed.and_then(|allowed| allowed.from).unwrap_or_default() {
             NamespacesFrom::All => vec![format!("*/{host}")],
@@ -253,7 +227,7 @@ impl<'a> GatewayListener<'a> {
         if !matches!(protocol, ListenerProtocol::Https | ListenerProtocol::Tls) {
             return None;
         }
-        if !self.terminates() {
+        if !self.listener.terminates() {
             let joins_networks = self.listener.joins_networks(&self.gateway.meta.labels);
             let mode =
                 if joins_networks { ServerTlsMode::AutoPassthrough } else { ServerTlsMode::Passthrough };
@@ -266,8 +240,18 @@ impl<'a> GatewayListener<'a> {
             Some("ISTIO_MUTUAL") => ServerTlsMode::IstioMutual,
             _ => ServerTlsMode::Simple,
         };
-        let mut names = self.credentials.clone().unwrap_or_default();
+        let Credentials { certificates: mut names, clients } = self.credentials.clone().unwrap_or_default();
         let mut made = ServerTls { mode, ..ServerTls::default() };
+        if let Some((roots, of_clients)) = clients.filter(|_| mode != ServerTlsMode::IstioMutual) {
+            made.ca_cert_credential_name = roots;
+            // As in Istio, the option takes precedence.
+            if mode == ServerTlsMode::Simple {
+                made.mode = match of_clients {
+                    FrontendValidationMode::AllowValidOnly => ServerTlsMode::Mutual,
+                    FrontendValidationMode::AllowInsecureFallback => ServerTlsMode::OptionalMutual,
+                };
+            }
+        }
         if names.len() == 1 {
             made.credential_name = names.remove(0);
         } else {
@@ -286,11 +270,13 @@ fn mark_conflicts(listeners: &mut [GatewayListener<'_>]) {
     for index in 1..listeners.len() {
         let (before, rest) = listeners.split_at_mut(index);
         let Some(this) = rest.first_mut() else { continue };
-        this.conflicts = before.iter().any(|of| {
-            of.listener.port == this.listener.port
-                && !of.conflicts
-                && (class(of.protocol()) != class(this.protocol())
-                    || of.listener.hostname == this.listener.hostname)
+        let served =
+            before.iter().filter(|of| of.listener.port == this.listener.port && of.conflict.is_none());
+        this.conflict = served.clone().find_map(|of| {
+            if class(of.protocol()) != class(this.protocol()) {
+                return Some(ListenerConflict::Protocol);
+            }
+            (of.listener.hostname == this.listener.hostname).then_some(ListenerConflict::Hostname)
         });
     }
 }

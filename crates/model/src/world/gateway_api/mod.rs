@@ -7,6 +7,7 @@
 mod attach;
 mod backend_tls;
 mod conditions;
+mod credentials;
 mod edge;
 mod ingress;
 mod listeners;
@@ -23,9 +24,9 @@ use std::{
 
 use self::attach::RouteTarget;
 pub(crate) use backend_tls::{CONFIG_MAP, INVALID};
-pub use conditions::ObjectCondition;
+pub use conditions::{ClusterStatus, ObjectCondition};
+pub(crate) use credentials::{CREDENTIAL, ROOTS};
 pub(crate) use ingress::INTERNAL as INGRESS;
-pub(crate) use listeners::CREDENTIAL;
 pub use status::{GatewayApiStatus, ListenerStatus, ParentStatus, StatusCondition};
 
 use super::{World, fqdn, store::Entry};

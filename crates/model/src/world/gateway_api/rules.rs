@@ -7,7 +7,7 @@ use crate::api::{
     Duration, Kind, Meta, StringMatch,
     gateway_api::{
         BackendRef, Cors, Filter, FilterType, GrpcMatch, GrpcMethod, GrpcRule, HeaderFilter, HeaderValue,
-        HttpMatch, HttpRule, L4Rule, MatchType, Mirror, NamedMatch, PathMatch, PathMatchType,
+        HttpMatch, HttpRouteRetry, HttpRule, L4Rule, MatchType, Mirror, NamedMatch, PathMatch, PathMatchType,
         PathModifierType, Redirect, UrlRewrite,
     },
     value::{Percent, PortSelector},
@@ -23,6 +23,12 @@ const DEFAULT_MAX_AGE: u32 = 5;
 
 /// Port of destinations by host without a port.
 const DEFAULT_PORT: u32 = 80;
+
+/// Conditions of retries without status codes.
+const CONNECTION_FAILURES: &[&str] = &["connect-failure", "refused-stream", "unavailable", "cancelled"];
+
+/// Number of retries without `attempts`.
+const DEFAULT_RETRIES: i32 = 2;
 
 /// Converts the rules of an HTTPRoute. Without rules every request matches, and there is no backend.
 pub(super) fn of_http(
@@ -105,10 +111,25 @@ fn http_base(meta: &Meta, index: usize, rule: &HttpRule, referrer: &Referrer<'_>
     filters(&mut base, &rule.filters, referrer);
     let timeouts = rule.timeouts.unwrap_or_default();
     let set = |timeout: Option<Duration>| timeout.filter(|timeout| *timeout != Duration::ZERO);
-    // There are no retries of the rule's own, so the shorter of the two limits the request.
-    base.timeout = set(timeouts.backend_request).or_else(|| set(timeouts.request));
+    let (request, each) = (set(timeouts.request), set(timeouts.backend_request));
+    base.retries = rule.retry.as_ref().map(|retry| retries(retry, each));
+    // Without retries of the rule's own, the shorter of the two limits the request.
+    base.timeout = if rule.retry.is_some() { request } else { each.or(request) };
     destinations(&mut base, &rule.backend_refs, referrer);
     base
+}
+
+/// Converts retries. As in Istio, failures of connections are retried too.
+fn retries(from: &HttpRouteRetry, per_try_timeout: Option<Duration>) -> istio::HttpRetry {
+    let codes = from.codes.iter().map(u32::to_string);
+    let conditions = CONNECTION_FAILURES.iter().map(ToString::to_string).chain(codes);
+    istio::HttpRetry {
+        attempts: from.attempts.unwrap_or(DEFAULT_RETRIES),
+        per_try_timeout,
+        retry_on: conditions.collect::<Vec<_>>().join(","),
+        backoff: from.backoff.filter(|backoff| *backoff != Duration::ZERO),
+        ..Default::default()
+    }
 }
 
 /// Sets the destinations, or a response if there is none.

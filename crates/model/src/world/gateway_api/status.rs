@@ -4,12 +4,12 @@ use super::{
     Referrer, Refusal, Route,
     attach::{Attached, RouteTarget},
     backend_tls::{self, ResolvedPolicy},
-    listeners::GatewayListener,
+    listeners::{GatewayListener, ListenerConflict},
 };
 use crate::{
     api::{
         Kind, ObjectKey,
-        gateway_api::{GROUP, ParentReference},
+        gateway_api::{FrontendValidationMode, GROUP, ParentReference},
     },
     world::World,
 };
@@ -93,7 +93,8 @@ impl World {
         }
         for (listener, routes) in listeners.iter().zip(uses) {
             let key = new(listener.kind, &listener.meta.namespace, &listener.meta.name);
-            let status = listener_status(listener, routes);
+            let overlaps = listeners.iter().any(|other| listener.overlaps(other));
+            let status = listener_status(listener, routes, overlaps);
             match made.iter_mut().find(|known| known.object == key.object) {
                 Some(known) => known.listeners.push(status),
                 None => made.push(GatewayApiStatus { listeners: vec![status], ..key }),
@@ -101,6 +102,14 @@ impl World {
         }
         for known in made.iter_mut().filter(|known| !known.listeners.is_empty()) {
             known.conditions = gateway_conditions(known.object.kind, &known.listeners);
+            if self.accepts_insecure_clients(&known.object) {
+                let message = "Gateway is operating in AllowInsecureFallback mode for frontend validation";
+                known.conditions.push(holds(
+                    "InsecureFrontendValidationMode",
+                    "ConfigurationChanged",
+                    message,
+                ));
+            }
         }
         for entry in self.gateway_classes.iter().filter(|entry| self.is_own_class(&entry.object.meta.name)) {
             let conditions = vec![holds("Accepted", "Accepted", "Handled by Istio controller")];
@@ -112,6 +121,19 @@ impl World {
         made.extend(self.backend_tls().iter().map(|policy| policy_status(policy, &routes)));
         made.sort_by(|a, b| a.object.cmp(&b.object));
         made
+    }
+
+    /// Returns whether a Gateway accepts clients without a certificate although it verifies those of others.
+    fn accepts_insecure_clients(&self, key: &ObjectKey) -> bool {
+        let entry = match key.kind {
+            Kind::KubernetesGateway => self.kubernetes_gateways.get(&key.namespace, &key.name),
+            _ => None,
+        };
+        let mut validations = entry
+            .into_iter()
+            .flat_map(|entry| &entry.object.spec.tls)
+            .flat_map(|tls| tls.frontend.validations());
+        validations.any(|of| of.mode == FrontendValidationMode::AllowInsecureFallback)
     }
 
     /// Returns the condition about the backends of a route. As in Istio, the last error is reported.
@@ -202,7 +224,7 @@ fn policy_status(policy: &ResolvedPolicy<'_>, routes: &[Route<'_>]) -> GatewayAp
     GatewayApiStatus { parents, ..new(Kind::BackendTlsPolicy, &policy.meta.namespace, &policy.meta.name) }
 }
 
-fn listener_status(of: &GatewayListener<'_>, attached_routes: usize) -> ListenerStatus {
+fn listener_status(of: &GatewayListener<'_>, attached_routes: usize, overlaps: bool) -> ListenerStatus {
     const FINE: &str = "No errors found";
     let mut conditions = vec![
         holds("Accepted", "Accepted", FINE),
@@ -210,10 +232,22 @@ fn listener_status(of: &GatewayListener<'_>, attached_routes: usize) -> Listener
         holds("Programmed", "Programmed", FINE),
         holds("ResolvedRefs", "ResolvedRefs", FINE),
     ];
-    if of.conflicts {
-        let message = "an earlier listener has the port with another protocol, or the same host";
-        conditions[0] = fails("Accepted", "ProtocolConflict", message);
-        conditions[1] = holds("Conflicted", "ProtocolConflict", message);
+    if let Some(conflict) = of.conflict {
+        let (reason, message) = match conflict {
+            ListenerConflict::Protocol => {
+                ("ProtocolConflict", "an earlier listener has the port with another protocol")
+            }
+            ListenerConflict::Hostname => {
+                ("HostnameConflict", "an earlier listener has the port and the host")
+            }
+        };
+        conditions[0] = fails("Accepted", reason, message);
+        conditions[1] = holds("Conflicted", reason, message);
+        conditions[2] = fails("Programmed", "Invalid", message);
+    }
+    if !of.has_known_protocol() {
+        let message = "the protocol is not supported";
+        conditions[0] = fails("Accepted", "UnsupportedProtocol", message);
         conditions[2] = fails("Programmed", "Invalid", message);
     }
     if let Err((reason, message)) = &of.credentials {
@@ -221,8 +255,16 @@ fn listener_status(of: &GatewayListener<'_>, attached_routes: usize) -> Listener
         conditions[0] = fails("Accepted", "NoValidCACertificate", message.clone());
         conditions[2] = fails("Programmed", "Invalid", "Bad TLS configuration");
         conditions[3] = fails("ResolvedRefs", reason, message.clone());
+    } else if of.listener.unsupported_kinds().next().is_some() {
+        conditions[3] = fails("ResolvedRefs", "InvalidRouteKinds", "Invalid route kinds");
     }
-    let supported_kinds = of.kinds().iter().copied().filter(|kind| of.allows_kind(*kind)).collect();
+    if overlaps {
+        let message =
+            "clients may send requests for hosts of another listener of the port on the same connection";
+        conditions.push(holds("OverlappingTLSConfig", "OverlappingHostnames", message));
+    }
+    let supported_kinds =
+        of.listener.kinds().iter().copied().filter(|kind| of.listener.allows_kind(*kind)).collect();
     ListenerStatus { name: of.listener.name.clone(), attached_routes, supported_kinds, conditions }
 }
 

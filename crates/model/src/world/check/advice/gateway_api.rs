@@ -19,7 +19,11 @@ impl Report<'_> {
                     // The other conditions repeat these two.
                     let code = match (condition.kind, condition.reason) {
                         ("ResolvedRefs", "RefNotPermitted") => Code::ReferenceWithoutGrant,
-                        ("ResolvedRefs", _) | ("Accepted", "ProtocolConflict") => Code::ListenerNotServed,
+                        // Reported when the Gateway was read.
+                        (_, "UnsupportedProtocol" | "InvalidRouteKinds") => continue,
+                        ("ResolvedRefs", _) | ("Accepted", "ProtocolConflict" | "HostnameConflict") => {
+                            Code::ListenerNotServed
+                        }
                         _ => continue,
                     };
                     let message = format!("listener {}: {}", listener.name, words(condition));

@@ -136,7 +136,7 @@ fn the_condition_names_the_class_that_is_not_served() {
     let message = |head: &str, class: &str| {
         let world = world(&ingress("one", head, &rules(class, &path("Prefix", "/"))));
         let key = ObjectKey { kind: Kind::Ingress, namespace: "shop".into(), name: "one".into() };
-        let conditions = world.object_conditions(&key);
+        let conditions = world.cluster_status(&key).conditions;
         conditions.into_iter().map(|of| of.condition.message).next().unwrap()
     };
     assert_eq!(message("", "other"), "IngressClass other has another controller");

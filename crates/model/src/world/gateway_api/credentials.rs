@@ -1,0 +1,117 @@
+//! Credentials of listeners: their certificates, and the roots that verify their clients.
+
+use super::{CONFIG_MAP, Referrer};
+use crate::{
+    api::{
+        Kind, Meta, Typed,
+        gateway_api::{
+            FrontendValidation, FrontendValidationMode, GROUP, KubernetesGateway, Listener, ListenerTls,
+            ListenerTlsMode, ObjectReference,
+        },
+    },
+    world::World,
+};
+
+/// Scheme of the credentials of internal Gateways: `kubernetes-gateway://NAMESPACE/NAME`.
+pub(crate) const CREDENTIAL: &str = "kubernetes-gateway://";
+
+/// Suffix of the name of the roots of a credential.
+pub(crate) const ROOTS: &str = "-cacert";
+
+/// Reason and message for which a reference is refused.
+pub(super) type RefusedReference = (&'static str, String);
+
+/// Credentials of a listener.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Credentials {
+    /// Names of the certificates.
+    pub(super) certificates: Vec<String>,
+    /// Name of the roots for clients, and which clients are accepted; `None` if clients need no certificate.
+    pub(super) clients: Option<(String, FrontendValidationMode)>,
+}
+
+impl World {
+    /// Returns the credentials of a listener of a Gateway or ListenerSet; fails if one is refused.
+    pub(super) fn credentials(
+        &self,
+        (kind, meta): (Kind, &Meta),
+        gateway: &Typed<KubernetesGateway>,
+        listener: &Listener,
+    ) -> Result<Credentials, RefusedReference> {
+        let Some(tls) = listener.tls.as_ref().filter(|tls| tls.mode == ListenerTlsMode::Terminate) else {
+            return Ok(Credentials::default());
+        };
+        let certificates = self.certificates(&self.referrer(kind, meta), tls)?;
+        let frontend = gateway.spec.tls.as_ref().and_then(|tls| tls.frontend.of_port(listener.port));
+        let of_gateway = self.referrer(Kind::KubernetesGateway, &gateway.meta);
+        let clients = frontend.map(|validation| self.client_roots(&of_gateway, validation)).transpose()?;
+        Ok(Credentials { certificates, clients: clients.flatten() })
+    }
+
+    fn referrer<'a>(&'a self, kind: Kind, meta: &'a Meta) -> Referrer<'a> {
+        Referrer { world: self, from: (GROUP, kind.as_str()), namespace: &meta.namespace }
+    }
+
+    fn certificates(
+        &self,
+        referrer: &Referrer<'_>,
+        tls: &ListenerTls,
+    ) -> Result<Vec<String>, RefusedReference> {
+        let mut made = Vec::new();
+        for of in &tls.certificate_refs {
+            let to = (of.group.as_deref().unwrap_or_default(), of.kind.as_deref().unwrap_or("Secret"));
+            if to != ("", "Secret") {
+                let message = format!("certificateRefs of kind {}/{} are not supported", to.0, to.1);
+                return Err(("InvalidCertificateRef", message));
+            }
+            made.push(format!("{CREDENTIAL}{}", referrer.permitted("certificateRef", of, to)?));
+        }
+        Ok(made)
+    }
+
+    /// Returns the roots that verify clients. As in Istio, there may be one reference.
+    fn client_roots(
+        &self,
+        referrer: &Referrer<'_>,
+        validation: &FrontendValidation,
+    ) -> Result<Option<(String, FrontendValidationMode)>, RefusedReference> {
+        let of = match validation.ca_certificate_refs.as_slice() {
+            [] => return Ok(None),
+            [of] => of,
+            _ => {
+                return Err(("InvalidCACertificateRef", "only one caCertificateRef is supported".to_owned()));
+            }
+        };
+        let to = (of.group.as_deref().unwrap_or_default(), of.kind.as_deref().unwrap_or_default());
+        let scheme = match to {
+            ("", "ConfigMap") => CONFIG_MAP,
+            ("", "Secret") => CREDENTIAL,
+            (group, kind) => {
+                let message = format!("caCertificateRefs of kind {group}/{kind} are not supported");
+                return Err(("InvalidCACertificateKind", message));
+            }
+        };
+        let path = referrer.permitted("caCertificateRef", of, to)?;
+        Ok(Some((format!("{scheme}{path}{ROOTS}"), validation.mode)))
+    }
+}
+
+impl Referrer<'_> {
+    /// Returns `NAMESPACE/NAME` of an object that a field of a Gateway refers to; fails without a ReferenceGrant.
+    fn permitted(
+        &self,
+        field: &str,
+        of: &ObjectReference,
+        to: (&str, &str),
+    ) -> Result<String, RefusedReference> {
+        let namespace = of.namespace.as_deref().unwrap_or(self.namespace);
+        if self.may_refer(namespace, to, &of.name) {
+            return Ok(format!("{namespace}/{}", of.name));
+        }
+        let message = format!(
+            "{field} {}/{namespace} not accessible to a Gateway in namespace \"{}\" (missing a ReferenceGrant?)",
+            of.name, self.namespace
+        );
+        Err(("RefNotPermitted", message))
+    }
+}
