@@ -8,7 +8,7 @@ use serde::Deserialize;
 use skysail_core::re2;
 
 use super::{security::TargetRef, value::WorkloadLabels};
-use crate::reflect::{self, TypeMismatch};
+use crate::reflect::{self, FromJson, TypeMismatch};
 
 /// Maximum length of `proxyVersion` in bytes, as in Istio; a longer expression matches no proxy.
 pub const MAX_VERSION: usize = 1_024;
@@ -349,14 +349,15 @@ impl ConfigPatch {
 
     /// Returns the value as a message; `None` without a value, or if it is invalid.
     pub(crate) fn value(&self) -> Option<&DynamicMessage> {
-        self.built.0.get_or_init(|| self.build().ok().flatten()).as_ref()
+        let build = || self.build().ok().flatten().map(|built| built.message);
+        self.built.0.get_or_init(build).as_ref()
     }
 
     /// Converts the value to a message.
     ///
     /// # Errors
     /// Fails if the value is not a message of the patched part.
-    pub(crate) fn build(&self) -> Result<Option<DynamicMessage>, TypeMismatch> {
+    pub(crate) fn build(&self) -> Result<Option<FromJson>, TypeMismatch> {
         let value = self.patch.as_ref().and_then(|patch| patch.value.as_ref());
         let descriptor = self.apply_to.message().and_then(reflect::descriptor);
         let (Some(value), Some(descriptor)) = (value, descriptor) else { return Ok(None) };

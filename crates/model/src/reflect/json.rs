@@ -12,6 +12,18 @@ use crate::spelling::nearest;
 /// Key of the type of a packed message.
 const TYPE: &str = "@type";
 
+/// Maximum number of unknown fields of a value that are named.
+const MAX_UNKNOWN: usize = 20;
+
+/// A message that was converted from a value.
+#[derive(Debug)]
+pub(crate) struct FromJson {
+    /// The message, without the unknown fields.
+    pub(crate) message: DynamicMessage,
+    /// The first fields of the value that the message does not have, at most [`MAX_UNKNOWN`].
+    pub(crate) unknown: Vec<TypeMismatch>,
+}
+
 /// A value that is not of its field's type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TypeMismatch {
@@ -32,17 +44,21 @@ impl TypeMismatch {
 /// Converts a value to a message of a type. Field names are those of the `.proto` files or of their JSON form.
 ///
 /// # Errors
-/// Fails if a field is unknown, a value is not of its field's type, or the type of a packed message is unknown.
-pub(crate) fn from_json(
-    descriptor: &MessageDescriptor,
-    value: &Json,
-) -> Result<DynamicMessage, TypeMismatch> {
-    message(descriptor, value, "")
+/// Fails if a value is not of its field's type, or the type of a packed message is unknown.
+pub(crate) fn from_json(descriptor: &MessageDescriptor, value: &Json) -> Result<FromJson, TypeMismatch> {
+    let mut unknown = Vec::new();
+    let message = message(descriptor, value, "", &mut unknown)?;
+    Ok(FromJson { message, unknown })
 }
 
-fn message(descriptor: &MessageDescriptor, value: &Json, path: &str) -> Result<DynamicMessage, TypeMismatch> {
+fn message(
+    descriptor: &MessageDescriptor,
+    value: &Json,
+    path: &str,
+    unknown: &mut Vec<TypeMismatch>,
+) -> Result<DynamicMessage, TypeMismatch> {
     match descriptor.full_name() {
-        ANY => return packed(value, path),
+        ANY => return packed(value, path, unknown),
         name if name.starts_with("google.protobuf.") => return plain(descriptor, value, path),
         _ => {}
     }
@@ -54,12 +70,17 @@ fn message(descriptor: &MessageDescriptor, value: &Json, path: &str) -> Result<D
     for (name, value) in fields.iter().filter(|(name, _)| *name != TYPE) {
         let path = join(path, name);
         let field = descriptor.get_field_by_name(name).or_else(|| descriptor.get_field_by_json_name(name));
-        let Some(field) = field else { return Err(unknown(descriptor, name, &path)) };
+        let Some(field) = field else {
+            if unknown.len() < MAX_UNKNOWN {
+                unknown.push(unknown_field(descriptor, name, &path));
+            }
+            continue;
+        };
         if value.is_null() && !takes_null(&field) {
             continue;
         }
         exclusive(&made, &field, &path)?;
-        let value = field_value(&field, value, &path)?;
+        let value = field_value(&field, value, &path, unknown)?;
         made.try_set_field(&field, value)
             .map_err(|error| TypeMismatch::new(&path, format!("the value does not fit: {error}"), ""))?;
     }
@@ -71,7 +92,7 @@ fn takes_null(field: &FieldDescriptor) -> bool {
     matches!(field.kind(), Kind::Message(message) if message.full_name() == "google.protobuf.Value")
 }
 
-fn unknown(descriptor: &MessageDescriptor, name: &str, path: &str) -> TypeMismatch {
+fn unknown_field(descriptor: &MessageDescriptor, name: &str, path: &str) -> TypeMismatch {
     let names: Vec<String> = descriptor.fields().map(|field| field.name().to_owned()).collect();
     let known: Vec<&str> = names.iter().map(String::as_str).collect();
     let remedy = match nearest(name, &known) {
@@ -97,7 +118,12 @@ fn exclusive(made: &DynamicMessage, field: &FieldDescriptor, path: &str) -> Resu
     }
 }
 
-fn field_value(field: &FieldDescriptor, value: &Json, path: &str) -> Result<Value, TypeMismatch> {
+fn field_value(
+    field: &FieldDescriptor,
+    value: &Json,
+    path: &str,
+    unknown: &mut Vec<TypeMismatch>,
+) -> Result<Value, TypeMismatch> {
     let Kind::Message(of) = field.kind() else {
         return scalar(field, value, path);
     };
@@ -108,20 +134,20 @@ fn field_value(field: &FieldDescriptor, value: &Json, path: &str) -> Result<Valu
         };
         let entries = entries.iter().map(|(key, value)| {
             let path = join(path, key);
-            Ok((MapKey::String(key.clone()), Value::Message(message(&of, value, &path)?)))
+            Ok((MapKey::String(key.clone()), Value::Message(message(&of, value, &path, unknown)?)))
         });
         return Ok(Value::Map(entries.collect::<Result<_, TypeMismatch>>()?));
     }
     if !field.is_list() {
-        return Ok(Value::Message(message(&of, value, path)?));
+        return Ok(Value::Message(message(&of, value, path, unknown)?));
     }
     let Json::Array(items) = value else {
         let message = format!("expected a list, found {}", kind_of(value));
         return Err(TypeMismatch::new(path, message, "begin each item with `- `"));
     };
     let items = items.iter().enumerate();
-    let items =
-        items.map(|(index, item)| Ok(Value::Message(message(&of, item, &format!("{path}[{index}]"))?)));
+    let items = items
+        .map(|(index, item)| Ok(Value::Message(message(&of, item, &format!("{path}[{index}]"), unknown)?)));
     Ok(Value::List(items.collect::<Result<_, TypeMismatch>>()?))
 }
 
@@ -140,7 +166,7 @@ fn plain(descriptor: &MessageDescriptor, value: &Json, path: &str) -> Result<Dyn
 }
 
 /// Converts a packed message.
-fn packed(value: &Json, path: &str) -> Result<DynamicMessage, TypeMismatch> {
+fn packed(value: &Json, path: &str, unknown: &mut Vec<TypeMismatch>) -> Result<DynamicMessage, TypeMismatch> {
     let Json::Object(fields) = value else {
         let message = format!("expected a mapping with \"@type\", found {}", kind_of(value));
         return Err(TypeMismatch::new(path, message, "write the type and its fields"));
@@ -165,7 +191,7 @@ fn packed(value: &Json, path: &str) -> Result<DynamicMessage, TypeMismatch> {
             None => plain(&descriptor, &empty, path)?,
         }
     } else {
-        message(&descriptor, value, path)?
+        message(&descriptor, value, path, unknown)?
     };
     pack(url, &content).ok_or_else(|| TypeMismatch::new(path, "the value cannot be packed", ""))
 }

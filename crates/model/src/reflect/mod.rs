@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, ReflectMessage as _, Value};
 
 pub(crate) use encode::encode;
-pub(crate) use json::{TypeMismatch, from_json};
+pub(crate) use json::{FromJson, TypeMismatch, from_json};
 pub(crate) use merge::{Lists, merge, merge_any};
 
 /// Full name of the message that packs another.

@@ -19,7 +19,7 @@ const MANAGER: &str =
     "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
 
 fn make(name: &str, value: Json) -> DynamicMessage {
-    from_json(&descriptor(name).unwrap(), &value).unwrap()
+    from_json(&descriptor(name).unwrap(), &value).unwrap().message
 }
 
 fn refused(name: &str, value: Json) -> (String, String, String) {
@@ -56,12 +56,24 @@ fn values_become_messages() {
 }
 
 #[test]
-fn errors_name_the_field() {
-    let (field, message, remedy) = refused(CLUSTER, json!({"conect_timeout": "1s"}));
-    assert_eq!(field, "conect_timeout");
-    assert_eq!(message, "envoy.config.cluster.v3.Cluster has no field \"conect_timeout\"");
-    assert_eq!(remedy, "did you mean connect_timeout?");
+fn unknown_fields_are_named_and_left_out() {
+    let any = json!({"@type": "type.googleapis.com/envoy.config.cluster.v3.Cluster", "naem": "x"});
+    let value = json!({"conect_timeout": "1s", "name": "c", "cluster_type": {"typed_config": any}});
+    let made = from_json(&descriptor(CLUSTER).unwrap(), &value).unwrap();
+    assert_eq!(Cluster::decode(encode(&made.message).as_slice()).unwrap().name, "c");
+    let found: Vec<_> = made.unknown.iter().map(|of| (of.field.as_str(), of.remedy.as_str())).collect();
+    let expected = [
+        ("cluster_type.typed_config.naem", "did you mean name?"),
+        ("conect_timeout", "did you mean connect_timeout?"),
+    ];
+    assert_eq!(found, expected);
+    assert_eq!(made.unknown[1].message, "envoy.config.cluster.v3.Cluster has no field \"conect_timeout\"");
+    let many: Json = (0..100).map(|index| (format!("x{index}"), json!(1))).collect();
+    assert_eq!(from_json(&descriptor(CLUSTER).unwrap(), &many).unwrap().unknown.len(), 20);
+}
 
+#[test]
+fn errors_name_the_field() {
     let nested = json!({"circuit_breakers": {"thresholds": [{}, {"max_retries": "many"}]}});
     assert_eq!(refused(CLUSTER, nested).0, "circuit_breakers.thresholds[1].max_retries");
     assert_eq!(refused(CLUSTER, json!({"name": 3})).0, "name");
@@ -83,8 +95,8 @@ fn packed_messages_are_checked_too() {
     assert_eq!(unknown.0, "typed_config[@type]");
     let old = "type.googleapis.com/envoy.config.filter.http.lua.v2.Lua";
     assert!(refused(FILTER, any(json!({"@type": old}))).2.contains("version 3"));
-    let field = any(json!({"@type": MANAGER, "stat_prefx": "x"}));
-    assert_eq!(refused(FILTER, field).0, "typed_config.stat_prefx");
+    let field = any(json!({"@type": MANAGER, "stat_prefix": 1}));
+    assert_eq!(refused(FILTER, field).0, "typed_config.stat_prefix");
     let known = any(json!({"@type": "type.googleapis.com/google.protobuf.Struct", "value": {"a": 1}}));
     assert_eq!(text(child(&make(FILTER, known), "typed_config").unwrap(), "type_url"), {
         "type.googleapis.com/google.protobuf.Struct"

@@ -98,14 +98,19 @@ fn config_patch(patch: &ConfigPatch, field: &str, findings: &mut Findings) {
     }
     proxy(patch, field, findings);
     matched(patch, field, findings);
-    if let Err(misfit) = patch.build() {
-        let at = format!("{field}.patch.value");
-        let at = match misfit.field.as_str() {
-            "" => at,
-            within if within.starts_with('[') => format!("{at}{within}"),
-            within => format!("{at}.{within}"),
-        };
-        findings.add(Code::InvalidPatch, at, misfit.message, misfit.remedy);
+    let at = |within: &str| match within {
+        "" => format!("{field}.patch.value"),
+        within if within.starts_with('[') => format!("{field}.patch.value{within}"),
+        within => format!("{field}.patch.value.{within}"),
+    };
+    match patch.build() {
+        Ok(built) => {
+            for unknown in built.into_iter().flat_map(|built| built.unknown) {
+                let message = format!("{}, so it has no effect", unknown.message);
+                findings.add(Code::NoEffect, at(&unknown.field), message, unknown.remedy);
+            }
+        }
+        Err(misfit) => findings.add(Code::InvalidPatch, at(&misfit.field), misfit.message, misfit.remedy),
     }
 }
 

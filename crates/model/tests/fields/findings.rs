@@ -58,7 +58,8 @@ fn spec(types: &[Traced], field: &FieldRow) -> Value {
     let own = types.iter().find(|known| known.path == field.path && has_value(known));
     let own = own.or_else(|| types.iter().find(|known| below(known) && has_value(known)));
     // A field whose type another path has already: without fields of its own it is set too.
-    let own = own.or_else(|| types.iter().find(|known| below(known) && matches!(known.holds, Holds::Same(_))));
+    let own =
+        own.or_else(|| types.iter().find(|known| below(known) && matches!(known.holds, Holds::Same(_))));
     let value = match (field.value, own.map(|known| &known.holds)) {
         (Some(value), _) => json!(value),
         (None, Some(Holds::Value(value))) => value.clone(),

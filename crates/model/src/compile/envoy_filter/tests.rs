@@ -422,8 +422,8 @@ fn errors_have_field_and_line() {
     assert_eq!(
         findings(text),
         [
-            "f.yaml:13: error: EnvoyFilter shop/a: spec.configPatches[0].patch.value.circuit_breakers.thresholds[0].max_retrys: \
-          envoy.config.cluster.v3.CircuitBreakers.Thresholds has no field \"max_retrys\"; did you mean max_retries? [SKY0314]"
+            "f.yaml:13: warning: EnvoyFilter shop/a: spec.configPatches[0].patch.value.circuit_breakers.thresholds[0].max_retrys: \
+          envoy.config.cluster.v3.CircuitBreakers.Thresholds has no field \"max_retrys\", so it has no effect; did you mean max_retries? [SKY0126]"
         ]
     );
     let has = |text: &str, part: &str| {
