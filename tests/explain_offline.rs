@@ -233,6 +233,45 @@ fn weighted_connections_name_their_virtual_service() {
     );
 }
 
+#[test]
+fn routes_of_delegates_name_the_delegate() {
+    let rules = "\
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: store}
+spec:
+  hosts: [store]
+  http:
+    - match: [{uri: {prefix: /old}}]
+      route: [{destination: {host: store, port: {number: 5432}}}]
+    - match: [{uri: {prefix: /new}}]
+      delegate: {name: part}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: part}
+spec:
+  http:
+    - match: [{uri: {prefix: /new/a}}]
+      route: [{destination: {host: store, port: {number: 5432}}}]
+    - timeout: 3s
+      route: [{destination: {host: store, port: {number: 5432}}}]
+";
+    let text = STORE.replace("name: tcp,", "name: http,") + rules;
+    let explained =
+        |path: &str| explain_text(&text, &["--from", "front", &format!("http://store:5432{path}")]);
+    let root = "<- VirtualService default/store spec.http[0].match[0], mesh.yaml:";
+    check(explained("/old"), 0, &[root]);
+    check(explained("/new/a"), 0, &["<- VirtualService default/part spec.http[0], mesh.yaml:"]);
+    let second = "<- VirtualService default/part spec.http[1], mesh.yaml:";
+    check(
+        explained("/new/b"),
+        0,
+        &[second, "timeout 3 s", "<- VirtualService default/part spec.http[1].timeout"],
+    );
+}
+
 const STORE: &str = "\
 apiVersion: v1
 kind: Pod

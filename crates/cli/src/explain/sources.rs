@@ -227,18 +227,40 @@ impl Sources<'_> {
             };
             let (rule, number) =
                 rules.entry(path).or_insert_with(|| (place.and_then(|at| self.rule_of(proxy, path, at)), 0));
-            let field = rule.as_ref().and_then(|(rule, fields)| Some((rule, fields.get(*number)?.clone())));
+            let field = rule.as_ref().and_then(|(rule, fields)| Some((rule, fields.get(*number)?)));
             *number += 1;
-            found.rules.push(field.as_ref().map(|(rule, field)| (Arc::clone(rule), field.clone())));
-            let field = field.map(|(_, field)| field).unwrap_or_default();
+            let field = field.map(|(rule, field)| self.within_delegate(rule, field));
+            let of_rule = field.as_ref().map(|(rule, field)| self.of_rule(rule, field));
+            found.rules.push(field);
             let of_api = self.gateway_api_route(path, &route.name);
-            found.routes.push(of_api.or_else(|| self.path(path, &field)));
+            found.routes.push(of_api.or(of_rule).or_else(|| self.path(path, "")));
         }
         found
     }
 
-    /// Returns the VirtualService of a path with its field for each route; `None` for routes of Gateway API and with
-    /// delegates, whose rules are merged from several objects.
+    /// Returns the VirtualService that has a rule, and the field of the rule in it, for the field of a compiled route: with
+    /// delegates, rules of several objects are merged.
+    fn within_delegate(
+        &self,
+        root: &Arc<Typed<VirtualService>>,
+        field: &str,
+    ) -> (Arc<Typed<VirtualService>>, String) {
+        let merged = || {
+            let (index, rest) = field.strip_prefix("spec.http[")?.split_once(']')?;
+            let (rule, own) = self.world.http_rule_origins(root).into_iter().nth(index.parse().ok()?)?;
+            // Matches of a delegate are merged with those of its root.
+            let rest = if Arc::ptr_eq(&rule, root) { rest } else { "" };
+            Some((rule, format!("spec.http[{own}]{rest}")))
+        };
+        let has_delegates = root.spec.http.iter().any(|http| http.delegate.is_some());
+        has_delegates.then(merged).flatten().unwrap_or_else(|| (Arc::clone(root), field.to_owned()))
+    }
+
+    fn of_rule(&self, rule: &Typed<VirtualService>, field: &str) -> Source {
+        self.named(Kind::VirtualService, &rule.meta.namespace, &rule.meta.name, field)
+    }
+
+    /// Returns the VirtualService of a path with its field for each route; `None` for routes of Gateway API.
     fn rule_of(&self, proxy: &Proxy, path: &str, (host, port): (&str, u16)) -> Option<Rule> {
         let source = self.path(path, "")?;
         let (namespace, name) = source.object.strip_prefix("VirtualService ")?.split_once('/')?;
@@ -256,9 +278,7 @@ impl Sources<'_> {
             Role::Sidecar | Role::Grpc => route_sources(self.world, &proxy.scope, host, port)?,
         };
         let is_it = (rule.meta.namespace.as_str(), rule.meta.name.as_str()) == (namespace, name);
-        let is_plain =
-            rule.spec.derived.is_none() && rule.spec.http.iter().all(|http| http.delegate.is_none());
-        (is_it && is_plain).then_some((rule, fields))
+        (is_it && rule.spec.derived.is_none()).then_some((rule, fields))
     }
 
     /// Returns the service whose default route forwards its requests.
@@ -303,7 +323,6 @@ impl RouteSources {
             "corsPolicy" => http.cors_policy.is_some(),
             _ => false,
         };
-        let (namespace, name) = (&rule.meta.namespace, &rule.meta.name);
-        is_set.then(|| sources.named(Kind::VirtualService, namespace, name, &format!("{field}.{setting}")))
+        is_set.then(|| sources.of_rule(rule, &format!("{field}.{setting}")))
     }
 }

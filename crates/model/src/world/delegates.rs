@@ -3,7 +3,7 @@
 //! A delegate is a VirtualService without hosts. Each of its rules is merged with the rule of the root that names it.
 //! The rules of merging, and what counts as a conflict, are those of Istio's `mergeVirtualServicesIfNeeded`.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use super::{
     World,
@@ -34,19 +34,41 @@ impl World {
         if root.spec.http.iter().all(|rule| rule.delegate.is_none()) {
             return Cow::Borrowed(&root.spec.http);
         }
+        Cow::Owned(self.merged_rules(root).into_iter().map(|(_, _, rule)| rule).collect())
+    }
+
+    /// Returns the VirtualService of each of the [`http_rules`](Self::http_rules), and the position of the rule in it. For
+    /// explanations.
+    pub fn http_rule_origins(
+        &self,
+        root: &Arc<Typed<VirtualService>>,
+    ) -> Vec<(Arc<Typed<VirtualService>>, usize)> {
+        let of = |delegate: Option<&Entry<VirtualService>>| {
+            Arc::clone(delegate.map_or(root, |delegate| &delegate.object))
+        };
+        self.merged_rules(root).into_iter().map(|(delegate, index, _)| (of(delegate), index)).collect()
+    }
+
+    /// Returns the rules of a root after the merge, each with its delegate, and its position in the delegate or in the
+    /// root.
+    fn merged_rules(
+        &self,
+        root: &Typed<VirtualService>,
+    ) -> Vec<(Option<&Entry<VirtualService>>, usize, IstioHttpRoute)> {
         let mut rules = Vec::new();
-        for rule in &root.spec.http {
+        for (index, rule) in root.spec.http.iter().enumerate() {
             match &rule.delegate {
-                None => rules.push(rule.clone()),
+                None => rules.push((None, index, rule.clone())),
                 Some(delegate) => {
                     if let Ok(entry) = self.delegate(root, delegate) {
-                        let merged = merged(rule, &root.meta.namespace, &entry.object);
-                        rules.extend(merged.into_iter().flatten());
+                        let merged =
+                            merged(rule, &root.meta.namespace, &entry.object).into_iter().enumerate();
+                        rules.extend(merged.filter_map(|(index, rule)| Some((Some(entry), index, rule?))));
                     }
                 }
             }
         }
-        Cow::Owned(rules)
+        rules
     }
 
     /// Returns the delegate that a rule names.
