@@ -11,7 +11,7 @@ use std::{
 };
 
 use serde_json::Value;
-use skysail_testkit::{Answer, Mesh, Setup, eventually};
+use skysail_testkit::{Answer, Mesh, Setup, envoy, eventually};
 
 /// Requests, and the status that both clients must get.
 const REQUESTS: &[(&str, &[&str], u16)] = &[
@@ -274,16 +274,4 @@ fn no_resource_is_rejected(mesh: &Mesh) {
             assert_eq!(status["nacked"], 0, "{kind} at {proxy}");
         }
     }
-}
-
-/// Returns the Envoy that `test.sh` downloads.
-fn envoy() -> PathBuf {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cache")));
-    let path = std::env::var_os("SKYSAIL_ENVOY")
-        .map(PathBuf::from)
-        .or_else(|| Some(cache?.join("skysail/envoy-1.40.0/envoy")))
-        .unwrap();
-    assert!(path.is_file(), "there is no Envoy at {}: run ./test.sh, which fetches it", path.display());
-    path
 }

@@ -1,4 +1,5 @@
-//! EnvoyFilters as people write them: what the sidecar makes of each, and the effect of two of them on requests.
+//! EnvoyFilters as people write them: what the sidecar makes of each, and the effect of some on requests, at the sidecar and
+//! at a real Envoy.
 //!
 //! `tests/envoy_filters` has one file for each use. A comment `# refused: TEXT` names a field that the sidecar refuses;
 //! all other files must be taken.
@@ -9,7 +10,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use skysail_model::{ProxyNode, Severity, World, api::kube::Locality, compile, parse};
 use skysail_proxy::explain;
-use skysail_testkit::{Setup, eventually};
+use skysail_testkit::{Setup, envoy, eventually};
 use skysail_xds::Kind;
 
 const SHOP: &str = include_str!("shop.yaml");
@@ -100,21 +101,103 @@ fn file(name: &str) -> String {
     fs::read_to_string(folder().join(name)).unwrap()
 }
 
+/// A patch whose effect a request shows.
+struct Effect {
+    /// File with the patch.
+    file: &'static str,
+    /// Text of the file that is replaced, so that one request shows the effect.
+    change: (&'static str, &'static str),
+    path: &'static str,
+    arguments: &'static [&'static str],
+    status: u16,
+    /// Text that the head or the body of the response has, and lacks without the patch.
+    has: &'static str,
+}
+
+/// An effect of a file as it is on a request without arguments.
+const fn effect(file: &'static str, path: &'static str, status: u16, has: &'static str) -> Effect {
+    Effect { file, change: ("", ""), path, arguments: &[], status, has }
+}
+
+const EFFECTS: &[Effect] = &[
+    effect("lua.yaml", "/", 200, "x-lua: added"),
+    effect("header-mutation.yaml", "/", 200, "\"x-mesh\":\"shop\""),
+    effect("response-headers.yaml", "/", 200, "\"x-port\":\"80\""),
+    effect("xff.yaml", "/", 200, "\"x-forwarded-for\":"),
+    effect("request-id.yaml", "/", 200, "\nx-request-id: "),
+    effect("merge-slashes.yaml", "/a//b", 200, "\"path\":\"/a/b\""),
+    effect("escaped-slashes.yaml", "/a%2Fb", 400, ""),
+    effect("jwt.yaml", "/", 401, "Jwt is missing"),
+    effect("local-rate-limit.yaml", "/", 429, "x-local-rate-limit: true"),
+    Effect {
+        arguments: &["-H", "accept-encoding: gzip"],
+        ..effect("compressor.yaml", "/", 200, "content-encoding: gzip")
+    },
+    Effect {
+        arguments: &[
+            "-X",
+            "OPTIONS",
+            "-H",
+            "origin: https://shop.example.com",
+            "-H",
+            "access-control-request-method: GET",
+        ],
+        ..effect("cors.yaml", "/", 200, "access-control-allow-methods: GET,POST")
+    },
+    Effect {
+        change: ("numerator: 10,", "numerator: 100,"),
+        ..effect("fault.yaml", "/", 503, "fault filter abort")
+    },
+    Effect {
+        change: ("timeout: 11s", "timeout: 0.2s"),
+        ..effect("route-timeout.yaml", "/delay/20s", 504, "upstream request timeout")
+    },
+    Effect {
+        change: ("max_requests: 100", "max_requests: 0"),
+        ..effect("circuit-breaker.yaml", "/", 503, "x-envoy-overloaded: true")
+    },
+    Effect {
+        change: ("max_request_bytes: 65536", "max_request_bytes: 4"),
+        arguments: &["-d", "12345"],
+        ..effect("body-limit.yaml", "/", 413, "")
+    },
+];
+
+/// Checks that each patch acts on a request, in a mesh whose sidecars are all `skysail-proxy` or all Envoy.
+fn patches_act_on_requests(arguments: &[&str]) {
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), SHOP).with(arguments).ready();
+    mesh.wait_status("front", "http://stock.shop/", &[], 200);
+    for effect in EFFECTS {
+        let url = format!("http://stock.shop{}", effect.path);
+        let ask = || {
+            let answer = mesh.call("front", &url, &[&["-i", "--max-time", "5"], effect.arguments].concat());
+            let acts = answer.status == Some(effect.status) && answer.body.contains(effect.has);
+            (acts, format!("{answer:?}"))
+        };
+        // The patch before goes with this one.
+        let text = file(effect.file);
+        assert!(text.contains(effect.change.0), "{}", effect.file);
+        mesh.put("patch.yaml", &text.replacen(effect.change.0, effect.change.1, 1));
+        eventually(effect.file, || match ask() {
+            (true, _) => Ok(()),
+            (false, answer) => Err(answer),
+        });
+        mesh.put("patch.yaml", "");
+        eventually(&format!("without {}", effect.file), || match ask() {
+            (false, _) => Ok(()),
+            (true, answer) => Err(answer),
+        });
+    }
+}
+
 #[test]
-fn scripts_and_rate_limits_act_on_requests() {
-    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), SHOP).ready();
-    let url = "http://stock.shop/";
-    let call = || mesh.call("front", url, &[]);
-    mesh.wait_status("front", url, &[], 200);
-    assert!(!format!("{:?}", call()).contains("x-lua"));
-    mesh.put("lua.yaml", &file("lua.yaml"));
-    eventually("the script adds its header", || match format!("{:?}", call()) {
-        answer if answer.contains("x-lua") => Ok(()),
-        answer => Err(answer),
-    });
-    mesh.put("limit.yaml", &file("local-rate-limit.yaml"));
-    eventually("the limit refuses requests", || match call() {
-        answer if answer.status == Some(429) => Ok(()),
-        answer => Err(format!("{answer:?}")),
-    });
+fn patches_act_on_requests_at_the_sidecar() {
+    patches_act_on_requests(&[]);
+}
+
+#[test]
+fn patches_act_on_requests_at_an_envoy() {
+    let envoy = envoy();
+    let of = |workload: &str| format!("shop/{workload}={}", envoy.display());
+    patches_act_on_requests(&["--envoy", &of("front"), "--envoy", &of("stock-v1")]);
 }

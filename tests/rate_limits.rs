@@ -5,12 +5,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panic")]
 
-use std::{
-    path::PathBuf,
-    process::{Child, Stdio},
-};
+use std::process::{Child, Stdio};
 
-use skysail_testkit::{Mesh, Setup};
+use skysail_testkit::{Mesh, Setup, envoy};
 use skysail_xds::envoy::pb::envoy::{
     config::core::v3::HeaderValue,
     service::ratelimit::v3::{
@@ -108,14 +105,6 @@ fn token(name: &str) -> &'static str {
     let start = format!("const {name}: &str = ");
     let line = TOKENS.lines().find_map(|line| line.strip_prefix(&start)).unwrap();
     line.trim_start_matches("r#").trim_end_matches(';').trim_end_matches('#').trim_matches('"')
-}
-
-fn envoy() -> PathBuf {
-    let cached =
-        || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache/skysail/envoy-1.40.0/envoy");
-    let path = std::env::var_os("SKYSAIL_ENVOY").map_or_else(cached, PathBuf::from);
-    assert!(path.is_file(), "there is no Envoy at {}: run ./test.sh, which fetches it", path.display());
-    path
 }
 
 /// Waits until a policy is in effect: the second request of its path is refused. Envoy keeps the filters of a

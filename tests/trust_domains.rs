@@ -20,7 +20,7 @@ use std::{
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
 use skysail_core::SpiffeId;
 use skysail_identity::{Authority, Identity, KeyAndCsr, Live, TlsSpec};
-use skysail_testkit::{Mesh, Setup, eventually};
+use skysail_testkit::{Mesh, Setup, envoy, eventually};
 
 const MOVED: &str = "
 apiVersion: v1
@@ -245,15 +245,4 @@ fn act_as_a_server() {
             }
         });
     }
-}
-
-fn envoy() -> PathBuf {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cache")));
-    let path = std::env::var_os("SKYSAIL_ENVOY")
-        .map(PathBuf::from)
-        .or_else(|| Some(cache?.join("skysail/envoy-1.40.0/envoy")))
-        .unwrap();
-    assert!(path.is_file(), "there is no Envoy at {}: run ./test.sh, which fetches it", path.display());
-    path
 }

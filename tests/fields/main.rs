@@ -44,9 +44,7 @@ mod workloads_health;
 mod workloads_machines;
 mod workloads_services;
 
-use std::path::{Path, PathBuf};
-
-use skysail_testkit::{Mesh, Setup, eventually};
+use skysail_testkit::{Mesh, Setup, envoy, eventually};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_skysail");
 /// Clients of one identity, the second with a real Envoy.
@@ -80,18 +78,6 @@ fn mesh_with(objects: &str, envoys: &[&str]) -> Setup {
     let envoys = envoys.iter().map(|workload| format!("{workload}={}", envoy().display()));
     let arguments: Vec<String> = envoys.flat_map(|envoy| ["--envoy".to_owned(), envoy]).collect();
     setup.with(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
-}
-
-/// Returns the Envoy that `test.sh` downloads.
-fn envoy() -> PathBuf {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cache")));
-    let path = std::env::var_os("SKYSAIL_ENVOY")
-        .map(PathBuf::from)
-        .or_else(|| Some(cache?.join("skysail/envoy-1.40.0/envoy")))
-        .unwrap();
-    assert!(path.is_file(), "there is no Envoy at {}: run ./test.sh, which fetches it", path.display());
-    path
 }
 
 /// Sends each request from each client once, and fails with all responses that are not as expected.

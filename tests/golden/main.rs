@@ -24,6 +24,7 @@ use std::{
 use serde_json::Value;
 use skysail_model::{ProxyView, World, compile};
 use skysail_sandbox::Offline;
+use skysail_testkit::envoy;
 use skysail_xds::Kind;
 
 /// Types of resources that are compared. Secrets have keys, and name tables are compared with recordings of istiod.
@@ -255,14 +256,4 @@ fn a_real_envoy_and_the_sidecar_accept_the_whole_corpus() {
     let refused = refused.into_inner().unwrap();
     let accepted: Vec<_> = REFUSED.iter().filter(|(name, ..)| !refused.contains(*name)).collect();
     assert!(accepted.is_empty(), "both proxies accept {accepted:?}: remove these entries");
-}
-
-/// Returns the Envoy that `test.sh` downloads.
-fn envoy() -> PathBuf {
-    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home).unwrap_or_default();
-    let known = std::env::var_os("SKYSAIL_ENVOY").map(PathBuf::from);
-    let path = known.unwrap_or_else(|| cache.join("skysail/envoy-1.40.0/envoy"));
-    assert!(path.is_file(), "there is no Envoy at {}: run ./test.sh, which fetches it", path.display());
-    path
 }

@@ -8,6 +8,7 @@
 
 mod client;
 mod dns;
+mod envoy;
 mod go;
 mod load;
 mod mesh;
@@ -17,6 +18,7 @@ mod wait;
 
 pub use client::{Client, ClientCertificate, wait_response};
 pub use dns::{Dns, DnsAnswer};
+pub use envoy::envoy;
 pub use go::go_program;
 pub use load::{Load, Report};
 pub use mesh::{Answer, Ended, Mesh, Setup, copy_folder};
