@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeSet, env, fs, path::Path};
 
-use skysail_model::{Code, Files, Validator, World};
+use skysail_model::{Code, Files, Severity, Validator, World, parse};
 
 /// Number of sequences without `SKYSAIL_SEEDS`.
 const SEEDS: u64 = 40;
@@ -78,4 +78,23 @@ fn kept_findings_are_those_of_a_new_validation() {
         }
     }
     assert!(codes.len() >= 30, "only {} codes are reported: {codes:?}", codes.len());
+}
+
+#[test]
+fn old_names_of_fields_are_read() {
+    let text = "\
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: a, namespace: b}
+spec: {hosts: [a], http: [{mirror: {host: x}, mirror_percent: 10, route: [{destination: {host: a}}]}]}
+---
+apiVersion: security.istio.io/v1
+kind: RequestAuthentication
+metadata: {name: a, namespace: b}
+spec: {jwtRules: [{issuer: a, jwks_uri: 'https://a.example/x'}]}
+";
+    let parsed = parse(text, "old.yaml");
+    let errors = parsed.diagnostics.iter().filter(|found| found.severity == Severity::Error);
+    assert_eq!(errors.map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
+    assert_eq!(parsed.objects.len(), 2);
 }

@@ -72,6 +72,7 @@ pub struct JwtRule {
     /// Audiences of which the token must name one; empty: any.
     pub audiences: Vec<String>,
     /// URL of the key set; empty: found by OpenID Connect Discovery of the issuer.
+    #[serde(alias = "jwks_uri")]
     pub jwks_uri: String,
     /// Key set, JSON; it takes precedence over `jwksUri`.
     pub jwks: String,

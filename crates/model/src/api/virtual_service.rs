@@ -84,6 +84,7 @@ pub struct IstioHttpRoute {
     /// Destination of a copy of each request.
     pub mirror: Option<Destination>,
     /// Old form of `mirrorPercentage`.
+    #[serde(alias = "mirror_percent")]
     pub mirror_percent: Option<u32>,
     /// Percentage of mirrored requests.
     pub mirror_percentage: Option<Percent>,

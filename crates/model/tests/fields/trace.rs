@@ -245,7 +245,8 @@ impl<'de> de::MapAccess<'de> for Entries<'_> {
     type Error = TraceError;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, TraceError> {
-        self.next = self.keys.next().copied();
+        // An old name with `_` is another name of a field.
+        self.next = self.keys.find(|key| !key.contains('_')).copied();
         let key =
             self.next.map(|key| StrDeserializer::<TraceError>::new(if key == "*" { "key" } else { key }));
         key.map(|key| seed.deserialize(key)).transpose()

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::{BackendRef, ParentReference};
+use super::{BackendRef, ObjectReference, ParentReference};
 use crate::api::Duration;
 
 /// `spec` of an HTTPRoute.
@@ -13,6 +13,8 @@ pub struct HttpRoute {
     pub parent_refs: Vec<ParentReference>,
     /// Hosts at Gateways; empty: those of the listener.
     pub hostnames: Vec<String>,
+    /// Whether Gateways with a default scope are parents; not supported.
+    pub use_default_gateways: Option<String>,
     /// Rules.
     pub rules: Vec<HttpRule>,
 }
@@ -163,6 +165,8 @@ pub struct Filter {
     pub url_rewrite: Option<UrlRewrite>,
     /// CORS policy.
     pub cors: Option<Cors>,
+    /// Filter of an implementation; not supported.
+    pub extension_ref: Option<ObjectReference>,
 }
 
 /// Type of a filter.
@@ -306,6 +310,8 @@ pub struct GrpcRoute {
     pub parent_refs: Vec<ParentReference>,
     /// Hosts at Gateways; empty: those of the listener.
     pub hostnames: Vec<String>,
+    /// Whether Gateways with a default scope are parents; not supported.
+    pub use_default_gateways: Option<String>,
     /// Rules.
     pub rules: Vec<GrpcRule>,
 }
@@ -357,6 +363,8 @@ pub struct TlsRoute {
     pub parent_refs: Vec<ParentReference>,
     /// Server names.
     pub hostnames: Vec<String>,
+    /// Whether Gateways with a default scope are parents; not supported.
+    pub use_default_gateways: Option<String>,
     /// Rules.
     pub rules: Vec<L4Rule>,
 }
@@ -367,6 +375,8 @@ pub struct TlsRoute {
 pub struct TcpRoute {
     /// Gateways or Services to which the rules apply.
     pub parent_refs: Vec<ParentReference>,
+    /// Whether Gateways with a default scope are parents; not supported.
+    pub use_default_gateways: Option<String>,
     /// Rules.
     pub rules: Vec<L4Rule>,
 }

@@ -62,6 +62,7 @@ fn one(filter: &Filter, kind: FilterType, place: FilterPlace, at: &str, findings
         (RequestRedirect, "requestRedirect", filter.request_redirect.is_some()),
         (UrlRewrite, "urlRewrite", filter.url_rewrite.is_some()),
         (Cors, "cors", filter.cors.is_some()),
+        (ExtensionRef, "extensionRef", filter.extension_ref.is_some()),
     ];
     for (of, name, given) in fields {
         let field = format!("{at}.{name}");

@@ -288,6 +288,8 @@ fn listener(of: &Listener, field: &str, findings: &mut Findings) {
             "use HTTP, HTTPS, TLS or TCP",
         );
     }
+    let kinds = of.allowed_routes.as_ref().map_or(0, |allowed| allowed.kinds.len());
+    limit(kinds, 8, &format!("{field}.allowedRoutes.kinds"), findings);
     for index in of.unsupported_kinds().filter(|_| protocol != Udp) {
         let field = format!("{field}.allowedRoutes.kinds[{index}]");
         let known: Vec<_> = of.kinds().iter().map(|kind| kind.as_str()).collect();
