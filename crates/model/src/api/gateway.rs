@@ -4,6 +4,9 @@ use serde::Deserialize;
 
 use super::{Labels, Protocol};
 
+/// Credential that is the proxy's certificate of the mesh.
+pub(crate) const MESH_CREDENTIAL: &str = "builtin://";
+
 /// `spec` of a Gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -177,6 +180,11 @@ impl ServerTls {
         let one = std::iter::once(&self.credential_name).filter(|_| self.credential_names.is_empty());
         let names = self.credential_names.iter().chain(one);
         names.map(String::as_str).filter(|name| !name.is_empty()).collect()
+    }
+
+    /// Returns whether the proxy's certificate of the mesh is presented.
+    pub(crate) fn has_mesh_certificate(&self) -> bool {
+        self.mode == ServerTlsMode::IstioMutual || self.credential_name == MESH_CREDENTIAL
     }
 
     /// Returns the file of the roots that verify clients; empty for none. The field of the server comes first, then

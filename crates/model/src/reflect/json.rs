@@ -7,10 +7,13 @@ use serde_json::Value as Json;
 use skysail_yaml::join;
 
 use super::{ANY, descriptor_of_url, pack};
-use crate::spelling::nearest;
+use crate::{api::Duration, spelling::nearest};
 
 /// Key of the type of a packed message.
 const TYPE: &str = "@type";
+
+/// Full name of durations.
+const DURATION: &str = "google.protobuf.Duration";
 
 /// Maximum number of unknown fields of a value that are named.
 const MAX_UNKNOWN: usize = 20;
@@ -59,6 +62,7 @@ fn message(
 ) -> Result<DynamicMessage, TypeMismatch> {
     match descriptor.full_name() {
         ANY => return packed(value, path, unknown),
+        DURATION => return plain(descriptor, &seconds(value), path),
         name if name.starts_with("google.protobuf.") => return plain(descriptor, value, path),
         _ => {}
     }
@@ -156,6 +160,14 @@ fn scalar(field: &FieldDescriptor, value: &Json, path: &str) -> Result<Value, Ty
     let alone = serde_json::json!({ field.name(): value });
     let mut made = plain(field.parent_message(), &alone, path)?;
     Ok(made.take_field(field).unwrap_or_else(|| Value::default_value_for_field(field)))
+}
+
+/// Returns a duration as seconds. Istio reads durations as Go does, such as `500ms` or `1m`.
+fn seconds(value: &Json) -> Json {
+    match value.as_str().and_then(Duration::parse) {
+        Some(Duration(length)) => format!("{}.{:09}s", length.as_secs(), length.subsec_nanos()).into(),
+        None => value.clone(),
+    }
 }
 
 /// Converts a value in the JSON form of Protocol Buffers.

@@ -3,7 +3,7 @@
 use super::{Code, Finding, Findings, host, is_label_text, port};
 use crate::api::{
     Gateway, Protocol,
-    gateway::{Server, ServerTls, ServerTlsMode, TlsVersion},
+    gateway::{MESH_CREDENTIAL, Server, ServerTls, ServerTlsMode, TlsVersion},
 };
 
 /// Cipher suites that Istio accepts.
@@ -203,7 +203,7 @@ fn check_credentials(tls: &ServerTls, field: &str, findings: &mut Findings) {
         return;
     }
     let names = tls.credentials();
-    let secrets = names.iter().map(|name| ("credentialName", *name));
+    let secrets = names.iter().filter(|name| **name != MESH_CREDENTIAL).map(|name| ("credentialName", *name));
     let roots = [("caCertCredentialName", tls.ca_cert_credential_name.as_str())];
     for (which, name) in secrets.chain(roots.into_iter().filter(|(_, name)| !name.is_empty())) {
         // Secrets of the proxy's own namespace only: a Gateway of any namespace may select the proxy.

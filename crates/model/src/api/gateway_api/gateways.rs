@@ -184,6 +184,12 @@ impl Listener {
         self.tls.as_ref().is_none_or(|tls| tls.mode == ListenerTlsMode::Terminate)
     }
 
+    /// Returns whether connections to the listener can be served at all.
+    pub(crate) fn is_supported(&self) -> bool {
+        // As in Istio, HTTPS without settings of TLS is not served.
+        !self.kinds().is_empty() && (self.protocol != Some(ListenerProtocol::Https) || self.tls.is_some())
+    }
+
     /// Returns the kinds of routes that the protocol supports.
     pub(crate) fn kinds(&self) -> &'static [Kind] {
         match self.protocol {
@@ -191,7 +197,7 @@ impl Listener {
             Some(ListenerProtocol::Tls) if self.terminates() => &[Kind::TlsRoute, Kind::TcpRoute],
             Some(ListenerProtocol::Tls) => &[Kind::TlsRoute],
             Some(ListenerProtocol::Tcp) => &[Kind::TcpRoute],
-            Some(ListenerProtocol::Udp) | None => &[],
+            Some(ListenerProtocol::Udp | ListenerProtocol::Other) | None => &[],
         }
     }
 
@@ -224,7 +230,7 @@ impl Listener {
 
 /// Protocol of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "UPPERCASE")]
+#[serde(from = "String")]
 pub enum ListenerProtocol {
     /// HTTP in plain text.
     Http,
@@ -236,6 +242,21 @@ pub enum ListenerProtocol {
     Tcp,
     /// UDP; not supported.
     Udp,
+    /// Any other, such as `HBONE` of waypoints; not supported.
+    Other,
+}
+
+impl From<String> for ListenerProtocol {
+    fn from(name: String) -> Self {
+        match name.as_str() {
+            "HTTP" => Self::Http,
+            "HTTPS" => Self::Https,
+            "TLS" => Self::Tls,
+            "TCP" => Self::Tcp,
+            "UDP" => Self::Udp,
+            _ => Self::Other,
+        }
+    }
 }
 
 /// TLS of a listener.

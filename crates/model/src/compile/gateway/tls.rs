@@ -45,7 +45,7 @@ pub(super) fn socket(setting: FilterSettings<'_>, from: &ServerTls, tcp: bool) -
 
 /// Returns the names of the secrets that a server needs from the control plane.
 pub(super) fn secrets(from: &ServerTls) -> Vec<String> {
-    if from.mode.is_passthrough() || from.mode == ServerTlsMode::IstioMutual {
+    if from.mode.is_passthrough() || from.has_mesh_certificate() {
         return Vec::new();
     }
     from.credentials().into_iter().map(full).chain(roots(from)).collect()
@@ -71,7 +71,7 @@ fn roots(from: &ServerTls) -> Option<String> {
 }
 
 fn certificates(from: &ServerTls) -> Vec<SdsSecretConfig> {
-    if from.mode == ServerTlsMode::IstioMutual {
+    if from.has_mesh_certificate() {
         return vec![tls::secret("default")];
     }
     let credentials = from.credentials();

@@ -245,6 +245,7 @@ fn certificates_come_from_several_secrets_or_files() {
             true,
         ),
         ("{mode: ISTIO_MUTUAL}", "default ROOTCA", true),
+        ("{mode: SIMPLE, credentialName: 'builtin://'}", "default", false),
     ] {
         assert_eq!(sources(tls), (names.to_owned(), requires), "{tls}");
     }

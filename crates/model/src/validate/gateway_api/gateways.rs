@@ -271,7 +271,7 @@ fn listeners(list: &[Listener], findings: &mut Findings) {
 }
 
 fn listener(of: &Listener, field: &str, findings: &mut Findings) {
-    use ListenerProtocol::{Http, Https, Tcp, Tls, Udp};
+    use ListenerProtocol::{Http, Https, Other, Tcp, Tls, Udp};
     port(of.port, &format!("{field}.port"), findings);
     if let Some(name) = of.hostname.as_ref().filter(|name| !name.is_empty()) {
         hostname(name, true, &format!("{field}.hostname"), findings);
@@ -280,17 +280,16 @@ fn listener(of: &Listener, field: &str, findings: &mut Findings) {
     let Some(protocol) = of.protocol else {
         return findings.add(Code::MissingField, at, "is missing", "use HTTP, HTTPS, TLS or TCP");
     };
-    if protocol == Udp {
-        findings.add(
-            Code::UnsupportedField,
-            at,
-            "UDP is not supported: the listener is not served",
-            "use HTTP, HTTPS, TLS or TCP",
-        );
+    if matches!(protocol, Udp | Other) {
+        let message = match protocol {
+            Udp => "UDP is not supported: the listener is not served",
+            _ => "is not a supported protocol: the listener is not served",
+        };
+        findings.add(Code::UnsupportedField, at, message, "use HTTP, HTTPS, TLS or TCP");
     }
     let kinds = of.allowed_routes.as_ref().map_or(0, |allowed| allowed.kinds.len());
     limit(kinds, 8, &format!("{field}.allowedRoutes.kinds"), findings);
-    for index in of.unsupported_kinds().filter(|_| protocol != Udp) {
+    for index in of.unsupported_kinds().filter(|_| !matches!(protocol, Udp | Other)) {
         let field = format!("{field}.allowedRoutes.kinds[{index}]");
         let known: Vec<_> = of.kinds().iter().map(|kind| kind.as_str()).collect();
         let remedy = format!("use {}", known.join(" or "));
@@ -309,7 +308,11 @@ fn listener(of: &Listener, field: &str, findings: &mut Findings) {
         (Some(_), Http | Tcp | Udp) => {
             findings.add(Code::TlsOnPlainPort, at, "is not allowed for this protocol", "remove it");
         }
-        (None, Https | Tls) => {
+        (None, Https) => {
+            let message = "is missing: as in Istio, the listener is not served";
+            findings.add(Code::NoEffect, at, message, "set mode and certificateRefs");
+        }
+        (None, Tls) => {
             findings.add(Code::ServerWithoutTls, at, "is missing", "set mode and certificateRefs");
         }
         (Some(tls), Https) if tls.mode == ListenerTlsMode::Passthrough => {
@@ -323,8 +326,8 @@ fn listener(of: &Listener, field: &str, findings: &mut Findings) {
         (Some(tls), _) => {
             limit(tls.certificate_refs.len(), 64, &format!("{at}.certificateRefs"), findings);
             let mesh = tls.options.get("gateway.istio.io/tls-terminate-mode");
-            let needs_none =
-                tls.mode == ListenerTlsMode::Passthrough || mesh.is_some_and(|mode| mode == "ISTIO_MUTUAL");
+            let needs_none = tls.mode == ListenerTlsMode::Passthrough
+                || mesh.is_some_and(|mode| mode == "ISTIO_MUTUAL" || mode == "ISTIO_SIMPLE");
             if tls.certificate_refs.is_empty() && !needs_none {
                 findings.add(
                     Code::MissingField,
@@ -344,6 +347,6 @@ fn listener(of: &Listener, field: &str, findings: &mut Findings) {
                 findings.add(Code::UnsupportedField, field, "is not supported and has no effect", "");
             }
         }
-        (None, Http | Tcp | Udp) => {}
+        (None, Http | Tcp | Udp) | (_, Other) => {}
     }
 }

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     api::{
         self, Kind, Labels, Meta,
-        gateway::{Server, ServerPort, ServerTls, ServerTlsMode},
+        gateway::{MESH_CREDENTIAL, Server, ServerPort, ServerTls, ServerTlsMode},
         gateway_api::{
             FrontendValidationMode, GROUP, INTERNAL, KubernetesGateway, Listener, ListenerProtocol,
             NamespacesFrom, RouteNamespaces,
@@ -160,12 +160,7 @@ impl<'a> GatewayListener<'a> {
 
     /// Returns whether the listener is served.
     pub(super) fn is_usable(&self) -> bool {
-        self.credentials.is_ok() && self.conflict.is_none() && self.has_known_protocol()
-    }
-
-    /// Returns whether connections of the protocol are served at all.
-    pub(super) fn has_known_protocol(&self) -> bool {
-        !matches!(self.listener.protocol, Some(ListenerProtocol::Udp) | None)
+        self.credentials.is_ok() && self.conflict.is_none() && self.listener.is_supported()
     }
 
     /// Returns whether another listener with HTTPS has the port, and a host that this listener may serve too.
@@ -191,7 +186,7 @@ impl<'a> GatewayListener<'a> {
             ListenerProtocol::Https => "HTTPS",
             ListenerProtocol::Tls => "TLS",
             ListenerProtocol::Tcp => "TCP",
-            ListenerProtocol::Udp => return,
+            ListenerProtocol::Udp | ListenerProtocol::Other => return,
         };
         let port = ServerPort {
             number: self.listener.port,
@@ -238,6 +233,14 @@ impl<'a> GatewayListener<'a> {
             Some("MUTUAL") => ServerTlsMode::Mutual,
             Some("OPTIONAL_MUTUAL") => ServerTlsMode::OptionalMutual,
             Some("ISTIO_MUTUAL") => ServerTlsMode::IstioMutual,
+            Some("ISTIO_SIMPLE") => {
+                let credential_name = MESH_CREDENTIAL.to_owned();
+                return Some(ServerTls {
+                    mode: ServerTlsMode::Simple,
+                    credential_name,
+                    ..ServerTls::default()
+                });
+            }
             _ => ServerTlsMode::Simple,
         };
         let Credentials { certificates: mut names, clients } = self.credentials.clone().unwrap_or_default();

@@ -245,8 +245,8 @@ fn listener_status(of: &GatewayListener<'_>, attached_routes: usize, overlaps: b
         conditions[1] = holds("Conflicted", reason, message);
         conditions[2] = fails("Programmed", "Invalid", message);
     }
-    if !of.has_known_protocol() {
-        let message = "the protocol is not supported";
+    if !of.listener.is_supported() {
+        let message = "the protocol is not supported, or has no settings of TLS";
         conditions[0] = fails("Accepted", "UnsupportedProtocol", message);
         conditions[2] = fails("Programmed", "Invalid", message);
     }

@@ -267,6 +267,8 @@ fn exceptions(status: &GatewayApiStatus) -> Vec<String> {
 fn listeners_say_why_they_are_not_served() {
     let listeners = "listeners: [\
         {name: udp, port: 53, protocol: UDP}, \
+        {name: waypoint, port: 15008, protocol: HBONE}, \
+        {name: bare, port: 8443, protocol: HTTPS}, \
         {name: web, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: c}]}, allowedRoutes: {kinds: [{kind: HTTPRoute}, {kind: TCPRoute}]}}, \
         {name: same, port: 443, protocol: TLS, tls: {mode: Passthrough}}, \
         {name: other, port: 443, protocol: TCP}]";
@@ -274,6 +276,10 @@ fn listeners_say_why_they_are_not_served() {
     let expected = [
         "udp Accepted false UnsupportedProtocol",
         "udp Programmed false Invalid",
+        "waypoint Accepted false UnsupportedProtocol",
+        "waypoint Programmed false Invalid",
+        "bare Accepted false UnsupportedProtocol",
+        "bare Programmed false Invalid",
         "web ResolvedRefs false InvalidRouteKinds",
         "same Accepted false HostnameConflict",
         "same Conflicted true HostnameConflict",
@@ -283,7 +289,7 @@ fn listeners_say_why_they_are_not_served() {
         "other Programmed false Invalid",
     ];
     assert_eq!(exceptions(&status), expected);
-    assert_eq!(status.listeners[1].supported_kinds, [Kind::HttpRoute]);
+    assert_eq!(status.listeners[3].supported_kinds, [Kind::HttpRoute]);
     assert_eq!(status.listeners[0].supported_kinds, []);
 }
 
