@@ -48,6 +48,36 @@ impl World {
         Ok(Credentials { certificates, clients: clients.flatten() })
     }
 
+    /// Returns why a listener cannot be served with its credentials: none of its certificates exists, or its roots do not.
+    /// The listener is compiled nevertheless, so that it is served as soon as they come.
+    pub(super) fn missing(&self, of: &Credentials) -> Option<RefusedReference> {
+        let has_pair = |name: &String| {
+            let place = place(name);
+            place
+                .and_then(|(namespace, name)| self.secret(namespace, name))
+                .is_some_and(|of| of.pair().is_some())
+        };
+        if let Some(first) = of.certificates.first().filter(|_| !of.certificates.iter().any(has_pair)) {
+            let path = first.trim_start_matches(CREDENTIAL);
+            let message = format!(
+                "invalid certificate reference, secret {path} not found, or without tls.crt and tls.key"
+            );
+            return Some(("InvalidCertificateRef", message));
+        }
+        let (roots, _) = of.clients.as_ref()?;
+        let (namespace, name) = place(roots)?;
+        let name = name.strip_suffix(ROOTS)?;
+        let exists = match roots.starts_with(CONFIG_MAP) {
+            true => self.root_map(namespace, name).is_some(),
+            false => self.secret(namespace, name).is_some_and(|of| of.roots().is_some()),
+        };
+        (!exists).then(|| {
+            let message =
+                format!("invalid CA certificate reference, {namespace}/{name} not found, or without ca.crt");
+            ("InvalidCACertificateRef", message)
+        })
+    }
+
     fn referrer<'a>(&'a self, kind: Kind, meta: &'a Meta) -> Referrer<'a> {
         Referrer { world: self, from: (GROUP, kind.as_str()), namespace: &meta.namespace }
     }
@@ -94,6 +124,11 @@ impl World {
         let path = referrer.permitted("caCertificateRef", of, to)?;
         Ok(Some((format!("{scheme}{path}{ROOTS}"), validation.mode)))
     }
+}
+
+/// Returns namespace and name of a credential.
+fn place(credential: &str) -> Option<(&str, &str)> {
+    credential.split_once("://")?.1.split_once('/')
 }
 
 impl Referrer<'_> {

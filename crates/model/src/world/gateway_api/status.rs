@@ -4,6 +4,7 @@ use super::{
     Referrer, Refusal, Route,
     attach::{Attached, RouteTarget},
     backend_tls::{self, ResolvedPolicy},
+    credentials::RefusedReference,
     listeners::{GatewayListener, ListenerConflict},
 };
 use crate::{
@@ -94,7 +95,9 @@ impl World {
         for (listener, routes) in listeners.iter().zip(uses) {
             let key = new(listener.kind, &listener.meta.namespace, &listener.meta.name);
             let overlaps = listeners.iter().any(|other| listener.overlaps(other));
-            let status = listener_status(listener, routes, overlaps);
+            let credentials =
+                listener.credentials.clone().and_then(|of| self.missing(&of).map_or(Ok(()), Err));
+            let status = listener_status(listener, &credentials, routes, overlaps);
             match made.iter_mut().find(|known| known.object == key.object) {
                 Some(known) => known.listeners.push(status),
                 None => made.push(GatewayApiStatus { listeners: vec![status], ..key }),
@@ -224,7 +227,12 @@ fn policy_status(policy: &ResolvedPolicy<'_>, routes: &[Route<'_>]) -> GatewayAp
     GatewayApiStatus { parents, ..new(Kind::BackendTlsPolicy, &policy.meta.namespace, &policy.meta.name) }
 }
 
-fn listener_status(of: &GatewayListener<'_>, attached_routes: usize, overlaps: bool) -> ListenerStatus {
+fn listener_status(
+    of: &GatewayListener<'_>,
+    credentials: &Result<(), RefusedReference>,
+    attached_routes: usize,
+    overlaps: bool,
+) -> ListenerStatus {
     const FINE: &str = "No errors found";
     let mut conditions = vec![
         holds("Accepted", "Accepted", FINE),
@@ -243,16 +251,18 @@ fn listener_status(of: &GatewayListener<'_>, attached_routes: usize, overlaps: b
         };
         conditions[0] = fails("Accepted", reason, message);
         conditions[1] = holds("Conflicted", reason, message);
-        conditions[2] = fails("Programmed", "Invalid", message);
+        conditions[2] = fails("Programmed", reason, message);
     }
     if !of.listener.is_supported() {
         let message = "the protocol is not supported, or has no settings of TLS";
         conditions[0] = fails("Accepted", "UnsupportedProtocol", message);
         conditions[2] = fails("Programmed", "Invalid", message);
     }
-    if let Err((reason, message)) = &of.credentials {
-        // Istio reports this reason for certificates too.
-        conditions[0] = fails("Accepted", "NoValidCACertificate", message.clone());
+    if let Err((reason, message)) = credentials {
+        // As in Istio, a missing grant counts here for certificates of the gateway too.
+        if *reason != "InvalidCertificateRef" {
+            conditions[0] = fails("Accepted", "NoValidCACertificate", message.clone());
+        }
         conditions[2] = fails("Programmed", "Invalid", "Bad TLS configuration");
         conditions[3] = fails("ResolvedRefs", reason, message.clone());
     } else if of.listener.unsupported_kinds().next().is_some() {

@@ -3,7 +3,10 @@
 use super::super::Report;
 use crate::{
     analysis::Code,
-    api::{Kind, ObjectKey},
+    api::{
+        Kind, ObjectKey,
+        gateway_api::{Listener, ObjectReference},
+    },
     origin::Origin,
     world::gateway_api::StatusCondition,
 };
@@ -21,6 +24,12 @@ impl Report<'_> {
                         ("ResolvedRefs", "RefNotPermitted") => Code::ReferenceWithoutGrant,
                         // Reported when the Gateway was read.
                         (_, "UnsupportedProtocol" | "InvalidRouteKinds") => continue,
+                        // Secrets are reported one by one below.
+                        (_, "InvalidCertificateRef")
+                            if self.names_secrets_only(&status.object, &listener.name) =>
+                        {
+                            continue;
+                        }
                         ("ResolvedRefs", _) | ("Accepted", "ProtocolConflict" | "HostnameConflict") => {
                             Code::ListenerNotServed
                         }
@@ -46,11 +55,11 @@ impl Report<'_> {
         }
     }
 
-    /// Reports Secrets of listeners that do not exist.
-    fn listener_secrets(&mut self, about: (&ObjectKey, &Origin)) {
+    /// Returns the listeners of a Gateway or a ListenerSet.
+    fn listeners_of(&self, key: &ObjectKey) -> &[Listener] {
         let world = self.world.unrecorded();
-        let (namespace, name) = (about.0.namespace.as_str(), about.0.name.as_str());
-        let listeners = match about.0.kind {
+        let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
+        let listeners = match key.kind {
             Kind::KubernetesGateway => {
                 world.kubernetes_gateways.get(namespace, name).map(|entry| &entry.object.spec.listeners)
             }
@@ -59,12 +68,23 @@ impl Report<'_> {
             }
             _ => None,
         };
-        for (index, listener) in listeners.into_iter().flatten().enumerate() {
+        listeners.map_or(&[], Vec::as_slice)
+    }
+
+    fn names_secrets_only(&self, key: &ObjectKey, listener: &str) -> bool {
+        let mut listeners = self.listeners_of(key).iter().filter(|of| of.name == listener);
+        listeners.all(|of| of.tls.iter().flat_map(|tls| &tls.certificate_refs).all(is_secret))
+    }
+
+    /// Reports Secrets of listeners that do not exist.
+    fn listener_secrets(&mut self, about: (&ObjectKey, &Origin)) {
+        let world = self.world.unrecorded();
+        let namespace = about.0.namespace.as_str();
+        for (index, listener) in self.listeners_of(about.0).to_vec().iter().enumerate() {
             for (at, of) in listener.tls.iter().flat_map(|tls| &tls.certificate_refs).enumerate() {
-                let is_secret = of.kind.as_deref().is_none_or(|kind| kind == "Secret");
                 let namespace = of.namespace.as_deref().unwrap_or(namespace);
                 let found = world.secret(namespace, &of.name).is_some_and(|secret| secret.pair().is_some());
-                if is_secret && !found {
+                if is_secret(of) && !found {
                     let message =
                         format!("there is no Secret {namespace}/{} with certificate and key", of.name);
                     let field = format!("spec.listeners[{index}].tls.certificateRefs[{at}]");
@@ -89,6 +109,10 @@ impl Report<'_> {
         };
         Some(origin.clone())
     }
+}
+
+fn is_secret(of: &ObjectReference) -> bool {
+    of.kind.as_deref().is_none_or(|kind| kind == "Secret")
 }
 
 fn words(condition: &StatusCondition) -> String {
