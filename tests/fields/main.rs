@@ -7,6 +7,7 @@
 
 mod balancing;
 mod entries;
+mod extensions;
 mod gateway;
 mod gateway_api;
 mod gateway_api_backend_tls;
@@ -24,6 +25,7 @@ mod mesh_config_edges;
 mod mesh_config_localities;
 mod mesh_config_servers;
 mod mesh_config_telemetry;
+mod mesh_config_tracing;
 mod patches;
 mod policies;
 mod pools;

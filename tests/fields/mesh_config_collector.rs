@@ -123,6 +123,7 @@ async fn the_collector() {
         .add_service(Any::<1>)
         .add_service(Any::<2>)
         .add_service(Any::<3>)
+        .add_service(Any::<4>)
         .serve_with_incoming(incoming)
         .await
         .unwrap();
@@ -187,6 +188,7 @@ named! {
     1 "opentelemetry.proto.collector.logs.v1.LogsService"
     2 "opentelemetry.proto.collector.trace.v1.TraceService"
     3 "own"
+    4 "api"
 }
 
 impl<const NAME: usize> Service<http::Request<Body>> for Any<NAME> {

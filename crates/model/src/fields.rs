@@ -102,6 +102,8 @@ tables! {
     "TCPRoute" TcpRoute,
     "ReferenceGrant" ReferenceGrant,
     "BackendTLSPolicy" BackendTlsPolicy,
+    "WasmPlugin" WasmPlugin,
+    "TrafficExtension" TrafficExtension,
     "RateLimitPolicy" RateLimitPolicy,
 }
 
@@ -129,6 +131,13 @@ pub(crate) fn mesh_setting(path: &str) -> Option<Support> {
     let of = |path: &str| mesh.fields.iter().find(|field| field.path == path && field.value.is_none());
     let above = bare.rmatch_indices('.').map(|(end, _)| &bare[..end]);
     [bare.as_str()].into_iter().chain(above).find_map(of).map(|field| field.support)
+}
+
+/// Returns the line of a setting of proxies in the mesh configuration that validation reports.
+pub(crate) fn proxy_setting(name: &str) -> Option<&'static FieldRow> {
+    let mesh = KINDS.iter().find(|kind| kind.kind == Kind::ConfigMap)?;
+    let is_it = |field: &&FieldRow| field.path.strip_prefix("defaultConfig.") == Some(name);
+    mesh.fields.iter().filter(|field| field.is_reported() && field.value.is_none()).find(is_it)
 }
 
 /// Returns the fields of a kind about which validation reports something.
@@ -262,7 +271,7 @@ mod tests {
     #[test]
     fn settings_of_the_mesh_are_found() {
         assert_eq!(mesh_setting("certificates[0].secretName"), Some(Support::Unread));
-        assert_eq!(mesh_setting("defaultConfig.tracing"), Some(Support::Warned));
+        assert_eq!(mesh_setting("defaultConfig.drainDuration"), Some(Support::Warned));
         assert_eq!(mesh_setting("defaultConfig.proxyHeader"), None);
     }
 }

@@ -158,13 +158,14 @@ impl Files {
             .files
             .iter()
             .flat_map(|(place, file)| file.refused.iter().map(move |(key, line)| (place, file, key, *line)));
-        refused.filter(|(_, _, key, _)| key.kind.is_policy() && !self.has_valid(key)).map(
+        refused.filter(|(_, _, key, _)| key.kind.has_fallback() && !self.has_valid(key)).filter_map(
             |(place, file, key, line)| {
                 let message = match file.objects.get(key).and_then(|held| held.fallback) {
                     Some(effect) => format!("until its errors are fixed, {effect}"),
-                    None => "no version of this policy is in effect".to_owned(),
+                    None if key.kind.is_policy() => "no version of this policy is in effect".to_owned(),
+                    None => return None,
                 };
-                Diagnostic::new(Code::PolicyFallback, &place.1, line, message).object(key)
+                Some(Diagnostic::new(Code::PolicyFallback, &place.1, line, message).object(key))
             },
         )
     }

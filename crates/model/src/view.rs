@@ -7,7 +7,7 @@ use serde::Deserialize;
 use crate::{
     Grouping,
     api::{
-        Labels,
+        Duration, Labels,
         kube::{self, Locality},
         proxy_config::{HttpSettings, SharedHeaders},
         sidecar::Egress,
@@ -88,6 +88,8 @@ pub struct ProxyView {
     /// Settings of the proxy, which override those of the mesh configuration. Source: the annotation
     /// `proxy.istio.io/config` of the pod; for a proxy without a known pod, the metadata `PROXY_CONFIG`.
     pub settings: Arc<HttpSettings>,
+    /// Idle timeout of connections that the proxy accepts (metadata `IDLE_TIMEOUT`); zero: none.
+    pub idle_timeout: Option<Duration>,
     /// Whether the proxy has proven its identity. Only then it may have secrets.
     pub is_authenticated: bool,
 }
@@ -287,6 +289,7 @@ struct Metadata {
     generator: String,
     interception_mode: String,
     dns_capture: serde_json::Value,
+    idle_timeout: serde_json::Value,
     proxy_config: serde_json::Value,
     skysail_plain_envoy: String,
     skysail_vhds: String,
@@ -398,6 +401,7 @@ impl ProxyNode {
             answers_dns: is_true(&metadata.dns_capture),
             metadata: Arc::new(texts),
             settings: Arc::new(settings_of(metadata.proxy_config)),
+            idle_timeout: metadata.idle_timeout.as_str().and_then(Duration::parse),
             is_authenticated: false,
         };
         Ok(Self {

@@ -255,6 +255,9 @@ fn filter_step(
             step.sources.extend(setting(field));
         }
     }
+    if let Some(extension) = sources.extension(&filter.name) {
+        step.sources = vec![extension];
+    }
     step
 }
 

@@ -122,6 +122,15 @@ impl Sources<'_> {
         Some(self.of(&key, &field))
     }
 
+    /// Returns the source of the filter of an extension, `extensions.istio.io/KIND/NAMESPACE.NAME`.
+    pub(super) fn extension(&self, filter: &str) -> Option<Source> {
+        let (kind, name) = filter.strip_prefix("extensions.istio.io/")?.split_once('/')?;
+        let (namespace, name) = name.split_once('.')?;
+        let kinds = [Kind::WasmPlugin, Kind::TrafficExtension];
+        let kind = kinds.into_iter().find(|of| of.as_str().eq_ignore_ascii_case(kind))?;
+        Some(self.of(&ObjectKey { kind, namespace: namespace.to_owned(), name: name.to_owned() }, ""))
+    }
+
     /// Returns the policies of rules, once each.
     pub(super) fn policies(&self, rules: &[String]) -> Vec<Source> {
         let mut found: Vec<Source> = Vec::new();

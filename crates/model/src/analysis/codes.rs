@@ -560,6 +560,9 @@ codes! {
     UnsupportedSetting "SKY0803" Warning []
         "The mesh does not support this setting of the mesh configuration."
         "Remove the setting."
+    PluginNotRun "SKY0804" Error []
+        "A Wasm plugin decides which requests pass, and Wasm is not run: the requests are refused."
+        "Use an external authorizer, a RequestAuthentication or Lua instead, or set `failStrategy: FAIL_OPEN`."
     CannotRun "SKY0901" Error []
         "`skysail up` cannot run the workload."
         "Change the part of the workload that the finding names."

@@ -5,6 +5,7 @@
 
 pub mod destination_rule;
 pub mod envoy_filter;
+pub mod extension;
 pub mod extension_provider;
 pub mod gateway;
 pub mod gateway_api;
@@ -29,6 +30,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 pub use destination_rule::{DestinationRule, Subset, TrafficPolicy};
 pub use envoy_filter::EnvoyFilter;
+pub use extension::{TrafficExtension, WasmPlugin};
 pub use gateway::Gateway;
 pub use gateway_api::{
     BackendTlsPolicy, GatewayClass, GrpcRoute, HttpRoute, ListenerSet, ReferenceGrant, TcpRoute, TlsRoute,
@@ -162,6 +164,10 @@ kinds! {
     ReferenceGrant = "ReferenceGrant" of "gateway.networking.k8s.io",
     /// `gateway.networking.k8s.io` BackendTLSPolicy.
     BackendTlsPolicy = "BackendTLSPolicy" of "gateway.networking.k8s.io",
+    /// `extensions.istio.io` WasmPlugin.
+    WasmPlugin = "WasmPlugin" of "extensions.istio.io",
+    /// `extensions.istio.io` TrafficExtension.
+    TrafficExtension = "TrafficExtension" of "extensions.istio.io",
     /// `skysail.io` RateLimitPolicy.
     RateLimitPolicy = "RateLimitPolicy" of "skysail.io",
 }
@@ -178,6 +184,11 @@ impl Kind {
     /// Returns whether the kind restricts requests.
     pub const fn is_policy(self) -> bool {
         matches!(self, Self::PeerAuthentication | Self::AuthorizationPolicy | Self::RequestAuthentication)
+    }
+
+    /// Returns whether a fallback restricts requests while an object of the kind is refused.
+    pub const fn has_fallback(self) -> bool {
+        self.is_policy() || matches!(self, Self::WasmPlugin | Self::TrafficExtension)
     }
 
     /// Returns whether objects of the kind have a namespace.
@@ -331,6 +342,8 @@ objects! {
         TcpRoute(TcpRoute),
         ReferenceGrant(ReferenceGrant),
         BackendTlsPolicy(BackendTlsPolicy),
+        WasmPlugin(WasmPlugin),
+        TrafficExtension(TrafficExtension),
         RateLimitPolicy(RateLimitPolicy),
     }
 }

@@ -6,10 +6,12 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::{
-    Labels,
+    Duration, Labels,
     destination_rule::WorkloadSelector,
+    extension_provider::Zipkin,
     mesh_config::{self, IgnoredValue},
     selects,
+    telemetry::CustomTag,
 };
 
 /// `spec` of a ProxyConfig. It applies when a proxy starts.
@@ -50,6 +52,23 @@ pub struct StartSettings {
     pub variables: BTreeMap<String, String>,
     /// Id of the mesh, which the mesh configuration alone sets; empty: the default.
     pub mesh_id: String,
+    /// How connections reach the proxy.
+    pub interception: Option<Interception>,
+    /// Time limit of the proxy's drain when its pod ends.
+    pub drain: Option<Duration>,
+}
+
+/// How connections reach a proxy. Source: `istio.mesh.v1alpha1.ProxyConfig.InboundInterceptionMode`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Interception {
+    /// They are redirected.
+    #[default]
+    Redirect,
+    /// They are redirected and keep their source address, where that is supported.
+    Tproxy,
+    /// Programs address the proxy's ports themselves.
+    None,
 }
 
 /// Probes of WorkloadGroups by namespace and name, as written.
@@ -66,6 +85,8 @@ impl StartSettings {
     pub fn overlay(&mut self, over: Self) {
         self.concurrency = over.concurrency.or(self.concurrency);
         self.variables.extend(over.variables);
+        self.interception = over.interception.or(self.interception);
+        self.drain = over.drain.or(self.drain);
     }
 }
 
@@ -124,7 +145,13 @@ pub const ANNOTATION: &str = "proxy.istio.io/config";
 const EFFECTIVE: [&str; 2] = ["gatewayTopology", "proxyHeaders"];
 
 /// Settings of the annotation that the program which starts the proxy reads and checks.
-const STARTING: [&str; 2] = ["concurrency", "proxyMetadata"];
+const STARTING: [&str; 5] = [
+    "concurrency",
+    "proxyMetadata",
+    "interceptionMode",
+    "terminationDrainDuration",
+    "holdApplicationUntilProxyStarts",
+];
 
 /// Maximum length in bytes of a text among the settings of a proxy.
 pub const MAX_TEXT: usize = 1_024;
@@ -142,11 +169,60 @@ pub struct ProxySettings {
     pub concurrency: Option<u32>,
     /// Environment variables of the proxy.
     pub proxy_metadata: BTreeMap<String, String>,
+    /// How connections reach the proxy.
+    pub interception_mode: Option<Interception>,
+    /// Time limit of the proxy's drain when its pod ends.
+    pub termination_drain_duration: Option<Duration>,
+    /// Whether the pod's programs start only once the proxy is ready. Those of `skysail up` always do.
+    pub hold_application_until_proxy_starts: IgnoredValue,
     /// Headers that the proxy sets.
     pub proxy_headers: ProxyHeaders,
     /// Proxies in front of gateways.
     pub gateway_topology: GatewayTopology,
+    /// Traces without a Telemetry. Those of the mesh configuration alone have an effect.
+    pub tracing: ProxyTracing,
 }
+
+/// Traces of proxies to which no Telemetry applies, and defaults of those to which one does. Source:
+/// `istio.mesh.v1alpha1.Tracing`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ProxyTracing {
+    /// Collector of Zipkin.
+    pub zipkin: Option<ZipkinAddress>,
+    /// Share of sampled requests in percent; 0: the default.
+    pub sampling: f64,
+    /// Tags.
+    pub custom_tags: BTreeMap<String, CustomTag>,
+    /// Maximum length of the path tag in bytes; 0: the default of the proxy.
+    pub max_path_tag_length: u32,
+}
+
+/// Address of a collector of Zipkin.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct ZipkinAddress {
+    /// `HOST:PORT`.
+    pub address: String,
+}
+
+impl ZipkinAddress {
+    /// Returns the collector as a provider; `None` if the address is not `HOST:PORT`. The host may be short, as pods
+    /// resolve it: `zipkin.istio-system`.
+    pub fn provider(&self) -> Option<Zipkin> {
+        let (host, port) = self.address.rsplit_once(':').filter(|(host, _)| !host.is_empty())?;
+        let service = match host.strip_suffix(".svc").or_else(|| host.split_once('.').map(|_| host)) {
+            Some(short) if host.ends_with(".svc") || host.matches('.').count() == 1 => {
+                format!("{short}.svc.{CLUSTER_DOMAIN}")
+            }
+            _ => host.to_owned(),
+        };
+        Some(Zipkin { service, port: port.parse::<u16>().ok()?.into(), ..Zipkin::default() })
+    }
+}
+
+/// Domain of the names of services.
+const CLUSTER_DOMAIN: &str = "cluster.local";
 
 /// The settings of a proxy that affect what the control plane sends.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
@@ -305,8 +381,13 @@ impl ProxySettings {
 
     /// Returns the settings with which the proxy starts.
     pub fn start(&self) -> StartSettings {
-        let (concurrency, variables) = (self.concurrency, self.proxy_metadata.clone());
-        StartSettings { concurrency, variables, mesh_id: self.mesh_id.clone() }
+        StartSettings {
+            concurrency: self.concurrency,
+            variables: self.proxy_metadata.clone(),
+            mesh_id: self.mesh_id.clone(),
+            interception: self.interception_mode,
+            drain: self.termination_drain_duration,
+        }
     }
 
     /// Returns the settings that affect what the control plane sends.
@@ -443,6 +524,21 @@ mod tests {
         assert!(!both.proxy_headers.request_id.is_off());
         assert!(both.shared().forwards_host);
         assert_eq!(mesh.overlaid(&HttpSettings::default()), mesh);
+    }
+
+    #[test]
+    fn collectors_are_found_by_their_short_names() {
+        let service = |address: &str| {
+            let provider = ZipkinAddress { address: address.to_owned() }.provider()?;
+            Some((provider.service, provider.port))
+        };
+        let full = || Some(("zipkin.istio-system.svc.cluster.local".to_owned(), 9411));
+        for address in ["zipkin.istio-system:9411", "zipkin.istio-system.svc:9411"] {
+            assert_eq!(service(address), full(), "{address}");
+        }
+        assert_eq!(service("zipkin.istio-system.svc.cluster.local:9411"), full());
+        assert_eq!(service("spans.example.com:80"), Some(("spans.example.com".to_owned(), 80)));
+        assert_eq!([service("zipkin"), service(":1"), service("a:b")], [None, None, None]);
     }
 
     #[test]

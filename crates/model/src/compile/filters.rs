@@ -40,8 +40,10 @@ use skysail_xds::{
 };
 
 use super::{
-    clusters, packed,
-    pb::{Any, boolean, cluster, core, from_ads, listener, pack, seconds, types},
+    clusters,
+    extension::{self, Extensions},
+    packed,
+    pb::{Any, boolean, cluster, core, duration, from_ads, listener, pack, seconds, types},
     telemetry::SideTelemetry,
     tls,
 };
@@ -49,6 +51,7 @@ use crate::{
     ProxyView, Role,
     api::{
         MeshConfig,
+        extension::Phase,
         mesh_config::Normalization,
         proxy_config::{ExchangeMode, ForwardedClientCert, GatewayTopology, HttpSettings, ProxyHeaders},
     },
@@ -77,6 +80,10 @@ pub(super) struct FilterSettings<'a> {
     pub(super) dynamic_dns: bool,
     /// Settings of the proxy, with those of the mesh configuration.
     pub(super) proxy: &'a HttpSettings,
+    /// Extensions of the proxy.
+    pub(super) extensions: &'a Extensions<'a>,
+    /// Port of the chain: that of the workload at servers, of the service at clients; 0 if the chain has all ports.
+    pub(super) port: u16,
 }
 
 /// Returns the settings of a proxy, with those of the mesh configuration.
@@ -122,7 +129,7 @@ pub(super) fn named_tcp_chain(
 ) -> Vec<listener::Filter> {
     let proxy = tcp_proxy(setting, stat_prefix, ClusterSpecifier::Cluster(cluster.to_owned()));
     let exchange = if direction == Direction::Inbound { exchange(setting.view) } else { None };
-    exchange.into_iter().chain(policy).chain(tcp_chain_of(setting, Vec::new(), &proxy)).collect()
+    exchange.into_iter().chain(policy).chain(tcp_chain_of(setting, direction, Vec::new(), &proxy)).collect()
 }
 
 /// Returns the filters of the chain for connections to the listener itself, which are not logged.
@@ -134,32 +141,51 @@ pub(super) fn black_hole_chain(
     let proxy = tcp_proxy(setting, cluster.to_owned(), ClusterSpecifier::Cluster(cluster.to_owned()));
     let proxy = TcpProxy { access_log: Vec::new(), ..proxy };
     let exchange = if direction == Direction::Inbound { exchange(setting.view) } else { None };
-    exchange.into_iter().chain(tcp_chain_of(setting, Vec::new(), &proxy)).collect()
+    exchange.into_iter().chain(tcp_chain_of(setting, direction, Vec::new(), &proxy)).collect()
 }
 
 /// Returns the filters at the end of a TCP chain. `before` stands before the TCP proxy.
 pub(super) fn tcp_chain_of(
     setting: FilterSettings<'_>,
+    direction: Direction,
     before: Vec<listener::Filter>,
     proxy: &TcpProxy,
 ) -> Vec<listener::Filter> {
-    let mut filters = Vec::new();
+    let mut filters: Vec<listener::Filter> = setting.network_extensions(direction).collect();
     filters.extend(network_stats(setting));
     filters.extend(before);
     filters.push(network("envoy.filters.network.tcp_proxy", pack(proxy)));
     filters
 }
 
-/// Policies of an HTTP chain: filters, and changes of local replies.
-#[derive(Default)]
+/// Policies of an HTTP chain in their order, and changes of local replies. Extensions run between them.
+#[derive(Clone, Default)]
 pub(super) struct HttpPolicy {
-    pub(super) filters: Vec<HttpFilter>,
+    /// External authorizers.
+    pub(super) authorizers: Vec<HttpFilter>,
+    /// Verification of tokens.
+    pub(super) tokens: Vec<HttpFilter>,
+    /// Authorization.
+    pub(super) rules: Vec<HttpFilter>,
+    /// Rate limits.
+    pub(super) limits: Vec<HttpFilter>,
     pub(super) replies: Vec<ResponseMapper>,
 }
 
-impl From<Vec<HttpFilter>> for HttpPolicy {
-    fn from(filters: Vec<HttpFilter>) -> Self {
-        Self { filters, replies: Vec::new() }
+impl FilterSettings<'_> {
+    /// Returns the policies of a chain with the extensions of each phase.
+    fn with_extensions(self, direction: Direction, policy: HttpPolicy) -> Vec<HttpFilter> {
+        let side = extension::side(direction, self.view.role);
+        let of = |phase: Phase| self.extensions.http(phase, side, self.port);
+        let HttpPolicy { authorizers, tokens, rules, limits, replies: _ } = policy;
+        let authenticated = authorizers.into_iter().chain(of(Phase::Authn)).chain(tokens);
+        let authorized = authenticated.chain(of(Phase::Authz)).chain(rules).chain(of(Phase::Stats));
+        authorized.chain(of(Phase::Unspecified)).chain(limits).collect()
+    }
+
+    /// Returns the network filters of extensions.
+    pub(super) fn network_extensions(&self, direction: Direction) -> impl Iterator<Item = listener::Filter> {
+        self.extensions.network(extension::side(direction, self.view.role), self.port)
     }
 }
 
@@ -169,13 +195,14 @@ pub(super) fn http_chain(
     direction: Direction,
     stat_prefix: String,
     routes: Routes,
-    policy: impl Into<HttpPolicy>,
+    policy: HttpPolicy,
 ) -> Vec<listener::Filter> {
     let mut filters = Vec::new();
     if direction == Direction::Inbound {
         filters.extend(exchange(setting.view));
     }
-    let manager = connection_manager(setting, direction, stat_prefix, routes, policy.into());
+    filters.extend(setting.network_extensions(direction));
+    let manager = connection_manager(setting, direction, stat_prefix, routes, policy);
     filters.push(network("envoy.filters.network.http_connection_manager", pack(&manager)));
     filters
 }
@@ -202,17 +229,22 @@ fn connection_manager(
     direction: Direction,
     stat_prefix: String,
     routes: Routes,
-    policy: HttpPolicy,
+    mut policy: HttpPolicy,
 ) -> HttpConnectionManager {
+    let replies = std::mem::take(&mut policy.replies);
     let uuid = UuidRequestIdConfig {
         use_request_id_for_trace_sampling: boolean(setting.telemetry.samples_by_request_id),
         ..Default::default()
     };
     let mut manager = HttpConnectionManager {
         stat_prefix,
-        http_filters: http_filters(setting, direction, policy.filters),
+        http_filters: http_filters(setting, direction, policy),
         tracing: setting.telemetry.tracing.clone(),
         access_log: setting.telemetry.logs.clone(),
+        common_http_protocol_options: setting.view.idle_timeout.map(|length| core::HttpProtocolOptions {
+            idle_timeout: Some(duration(length.0)),
+            ..Default::default()
+        }),
         stream_idle_timeout: Some(seconds(0)),
         use_remote_address: boolean(false),
         proxy_100_continue: true,
@@ -226,8 +258,8 @@ fn connection_manager(
         }),
         ..Default::default()
     };
-    manager.local_reply_config = (!policy.replies.is_empty())
-        .then(|| LocalReplyConfig { mappers: policy.replies, ..Default::default() });
+    manager.local_reply_config =
+        (!replies.is_empty()).then(|| LocalReplyConfig { mappers: replies, ..Default::default() });
     manager.http2_protocol_options = setting.http2.then(Default::default);
     normalize_paths(&mut manager, setting.mesh.path_normalization.normalization);
     if direction == Direction::Inbound {
@@ -324,11 +356,7 @@ fn normalize_paths(manager: &mut HttpConnectionManager, how: Normalization) {
         if decodes { UnescapeAndForward } else { KeepUnchanged } as i32;
 }
 
-fn http_filters(
-    setting: FilterSettings<'_>,
-    direction: Direction,
-    policy: Vec<HttpFilter>,
-) -> Vec<HttpFilter> {
+fn http_filters(setting: FilterSettings<'_>, direction: Direction, policy: HttpPolicy) -> Vec<HttpFilter> {
     let view = setting.view;
     let grpc = FilterConfig {
         emit_filter_state: true,
@@ -342,7 +370,7 @@ fn http_filters(
         let in_mesh = setting.proxy.proxy_headers.metadata_exchange_headers.mode == ExchangeMode::InMesh;
         filters.push(http(METADATA_EXCHANGE, peer_metadata(direction, in_mesh)));
     }
-    filters.extend(policy);
+    filters.extend(setting.with_extensions(direction, policy));
     if setting.grpc_web {
         filters.push(http("envoy.filters.http.grpc_web", pack(&GrpcWeb::default())));
     }
@@ -378,6 +406,7 @@ pub(super) fn tcp_proxy(setting: FilterSettings<'_>, stat_prefix: String, to: Cl
     TcpProxy {
         stat_prefix,
         access_log: setting.telemetry.logs.clone(),
+        idle_timeout: setting.view.idle_timeout.map(|length| duration(length.0)),
         hash_policy: setting.hash_source_ip.then_some(source_ip).into_iter().collect(),
         cluster_specifier: Some(to),
         ..Default::default()

@@ -28,6 +28,7 @@ mod dynamic_dns;
 mod endpoints;
 mod envoy_filter;
 mod excluded;
+mod extension;
 mod filters;
 mod gateway;
 mod grpc;

@@ -156,19 +156,21 @@ impl<'a> RateLimits<'a> {
             }
         }
         let (first, last) = values.filters(announces);
-        let filters = first.into_iter().chain(made).chain(last).collect();
-        ChainLimits(HttpPolicy { filters, replies })
+        let limits = first.into_iter().chain(made).chain(last).collect();
+        ChainLimits { limits, replies }
     }
 }
 
 /// Filters and replies of the limits of one chain.
-pub(super) struct ChainLimits(HttpPolicy);
+pub(super) struct ChainLimits {
+    limits: Vec<HttpFilter>,
+    replies: Vec<ResponseMapper>,
+}
 
 impl ChainLimits {
-    /// Returns the policies of a chain, with these filters first.
-    pub(super) fn after(self, mut filters: Vec<HttpFilter>) -> HttpPolicy {
-        filters.extend(self.0.filters);
-        HttpPolicy { filters, ..self.0 }
+    /// Returns the policies of a chain with these limits.
+    pub(super) fn after(self, policy: HttpPolicy) -> HttpPolicy {
+        HttpPolicy { limits: self.limits, replies: self.replies, ..policy }
     }
 }
 

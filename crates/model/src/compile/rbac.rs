@@ -15,7 +15,8 @@ use super::{
     CompileFindings,
     authorizer::{self, Authorizer},
     clause::NotCheckable,
-    filters, jwt,
+    filters::{self, HttpPolicy},
+    jwt,
     packed::{self, RbacRules},
     pb::{listener, pack, rbac},
 };
@@ -40,7 +41,7 @@ const NO_AUTHORIZER: &str = "-deny-due-to-bad-CUSTOM-action";
 
 /// Authentication of requests and authorization for one workload.
 pub(super) struct Authorization {
-    http: Vec<HttpFilter>,
+    http: HttpPolicy,
     tcp: Vec<listener::Filter>,
 }
 
@@ -56,9 +57,9 @@ impl Authorization {
         let policies: Vec<&Typed<AuthorizationPolicy>> =
             policies.iter().map(|policy| policy.as_ref()).collect();
         policies.iter().for_each(|policy| report(policy, tcp_ports, findings));
-        let mut made = Self { http: Vec::new(), tcp: Vec::new() };
+        let mut made = Self { http: HttpPolicy::default(), tcp: Vec::new() };
         made.add_custom(world, &policies, tcp_ports, findings);
-        made.http.extend(jwt::filter(world, view));
+        made.http.tokens.extend(jwt::filter(world, view));
         for (action, effect) in
             [(Action::Audit, Effect::Log), (Action::Deny, Effect::Deny), (Action::Allow, Effect::Allow)]
         {
@@ -74,7 +75,7 @@ impl Authorization {
             if !enforced.is_empty() || !dry.is_empty() {
                 let prefix =
                     if effect == Effect::Deny && !dry.is_empty() { SHADOW_DENY } else { SHADOW_ALLOW };
-                made.http.push(http_rbac(&of(false), prefix));
+                made.http.rules.push(http_rbac(&of(false), prefix));
                 made.tcp.push(tcp_rbac(&of(true), prefix));
             }
         }
@@ -101,8 +102,10 @@ impl Authorization {
             match Authorizer::named(world, provider) {
                 Ok(authorizer) => {
                     let shadow = |tcp| [None, Some(of(tcp))];
-                    self.http.push(http_rbac(&shadow(false), authorizer::SHADOW_PREFIX));
-                    self.http.push(filters::http("envoy.filters.http.ext_authz", pack(&authorizer.http)));
+                    self.http.authorizers.push(http_rbac(&shadow(false), authorizer::SHADOW_PREFIX));
+                    self.http
+                        .authorizers
+                        .push(filters::http("envoy.filters.http.ext_authz", pack(&authorizer.http)));
                     if let Some(tcp) = &authorizer.tcp {
                         self.tcp.push(tcp_rbac(&shadow(true), authorizer::SHADOW_PREFIX));
                         self.tcp.push(filters::network("envoy.filters.network.ext_authz", pack(tcp)));
@@ -126,15 +129,15 @@ impl Authorization {
                 // Reported by the checks of the World.
                 Err(_) => {
                     let denied = |tcp| [Some(with_suffix(of(tcp), NO_AUTHORIZER)), None];
-                    self.http.push(http_rbac(&denied(false), ""));
+                    self.http.authorizers.push(http_rbac(&denied(false), ""));
                     self.tcp.push(tcp_rbac(&denied(true), ""));
                 }
             }
         }
     }
 
-    /// Returns the filters of an HTTP chain.
-    pub(super) fn http_filters(&self) -> Vec<HttpFilter> {
+    /// Returns the policies of an HTTP chain.
+    pub(super) fn http_filters(&self) -> HttpPolicy {
         self.http.clone()
     }
 

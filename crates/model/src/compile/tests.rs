@@ -88,6 +88,7 @@ fn view() -> ProxyView {
         answers_dns: false,
         metadata: std::sync::Arc::default(),
         settings: Arc::default(),
+        idle_timeout: None,
         is_authenticated: false,
     }
 }

@@ -30,6 +30,8 @@ const ZIPKIN_TIMEOUT: i64 = 5;
 /// Timeout in seconds of a report over OTLP and HTTP without a setting. Envoy requires one. Source: the default of
 /// `OTEL_EXPORTER_OTLP_TIMEOUT`.
 const OTLP_TIMEOUT: i64 = 10;
+/// Name of the tracer of Zipkin.
+const ZIPKIN: &str = "envoy.tracers.zipkin";
 /// Path of a Zipkin collector.
 const ZIPKIN_PATH: &str = "/api/v2/spans";
 
@@ -74,31 +76,51 @@ fn is_tracer(world: &World, name: &str) -> bool {
 /// Returns the traces of a connection manager; `None` if there are none. Without settings, the proxy's own
 /// configuration names the collector.
 pub(super) fn compile(world: &World, view: &ProxyView, spans: Option<&Spans<'_>>) -> Option<Tracing> {
+    let own = &world.mesh().default_config.tracing;
+    let sampling = if own.sampling > 0.0 && own.sampling <= 100.0 { own.sampling } else { SAMPLING };
     let Some(spans) = spans else {
-        let tags = istio_tags(world, view);
-        return world.mesh().enable_tracing.then(|| sampled(SAMPLING, tags));
+        let tags = istio_tags(world, view).into_iter().chain(custom_tags(&own.custom_tags));
+        let zipkin = own.zipkin.as_ref().and_then(|of| zipkin(world, &of.provider()?));
+        let traces = || Tracing {
+            max_path_tag_length: (own.max_path_tag_length != 0)
+                .then(|| uint32(own.max_path_tag_length))
+                .flatten(),
+            provider: zipkin.map(|config| provider_of(ZIPKIN, config)),
+            ..sampled(sampling, sorted(tags.collect()))
+        };
+        return world.mesh().enable_tracing.then(traces);
     };
     let provider = world.provider(spans.provider.filter(|_| !spans.is_disabled)?)?;
     let (name, config, max_tag_length, spawns) = match (&provider.opentelemetry, &provider.zipkin) {
         (Some(config), _) => {
             ("envoy.tracers.opentelemetry", opentelemetry(world, view, config)?, config.max_tag_length, false)
         }
-        (_, Some(config)) => ("envoy.tracers.zipkin", zipkin(world, config)?, config.max_tag_length, false),
+        (_, Some(config)) => (ZIPKIN, zipkin(world, config)?, config.max_tag_length, false),
         _ => return None,
     };
     let mut tags = if spans.has_istio_tags { istio_tags(world, view) } else { Vec::new() };
-    tags.extend(spans.tags.into_iter().flatten().filter_map(|(name, tag)| custom_tag(name, tag)));
-    tags.sort_by(|a, b| a.tag.cmp(&b.tag));
+    tags.extend(custom_tags(spans.tags.unwrap_or(&own.custom_tags)));
+    let max_tag_length = if max_tag_length == 0 { own.max_path_tag_length } else { max_tag_length };
     Some(Tracing {
         max_path_tag_length: (max_tag_length != 0).then(|| uint32(max_tag_length)).flatten(),
-        provider: Some(tracing::Http {
-            name: name.into(),
-            config_type: Some(tracing::http::ConfigType::TypedConfig(config)),
-        }),
+        provider: Some(provider_of(name, config)),
         spawn_upstream_span: (spawns || view.role == Role::Router).then(|| boolean(true)).flatten(),
         no_context_propagation: spans.has_no_propagation,
-        ..sampled(spans.sampling.unwrap_or(SAMPLING), tags)
+        ..sampled(spans.sampling.unwrap_or(sampling), sorted(tags))
     })
+}
+
+fn provider_of(name: &str, config: Any) -> tracing::Http {
+    tracing::Http { name: name.into(), config_type: Some(tracing::http::ConfigType::TypedConfig(config)) }
+}
+
+fn custom_tags(tags: &BTreeMap<String, telemetry::CustomTag>) -> impl Iterator<Item = CustomTag> {
+    tags.iter().filter_map(|(name, tag)| custom_tag(name, tag))
+}
+
+fn sorted(mut tags: Vec<CustomTag>) -> Vec<CustomTag> {
+    tags.sort_by(|a, b| a.tag.cmp(&b.tag));
+    tags
 }
 
 fn sampled(random: f64, custom_tags: Vec<CustomTag>) -> Tracing {

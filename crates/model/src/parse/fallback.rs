@@ -10,6 +10,7 @@
 //! | anywhere else in an AuthorizationPolicy | denies every request |
 //! | in rules of a RequestAuthentication | refuses the tokens of these rules |
 //! | in a PeerAuthentication | STRICT |
+//! | in a WasmPlugin or TrafficExtension that decides which requests pass | refuses these requests |
 //! | in `metadata` only | the policy as written |
 //!
 //! If the selector cannot be read, the fallback selects all workloads of the namespace.
@@ -21,8 +22,10 @@ use std::{collections::BTreeSet, sync::Arc};
 use super::{IstioObject, decode::decode, key::key_of};
 use crate::{
     api::{
-        AuthorizationPolicy, Kind, Meta, MtlsMode, Object, PeerAuthentication, RequestAuthentication, Typed,
+        AuthorizationPolicy, Kind, Meta, MtlsMode, Object, PeerAuthentication, RequestAuthentication,
+        TrafficExtension, Typed, WasmPlugin,
         destination_rule::WorkloadSelector,
+        extension::{Phase, PluginType, TrafficSelector, WasmConfig},
         security::{Action, DRY_RUN, JwtRule, MutualTls, Rule, TargetRef, is_true},
     },
     origin::Origin,
@@ -31,7 +34,7 @@ use crate::{
 };
 
 /// Names of the fields of specs.
-const FIELDS: [&str; 9] = [
+const FIELDS: [&str; 18] = [
     "selector",
     "targetRef",
     "targetRefs",
@@ -41,6 +44,15 @@ const FIELDS: [&str; 9] = [
     "mtls",
     "portLevelMtls",
     "jwtRules",
+    "url",
+    "wasm",
+    "lua",
+    "phase",
+    "priority",
+    "match",
+    "failStrategy",
+    "pluginConfig",
+    "type",
 ];
 
 const AS_WRITTEN: &str = "its spec is enforced as it is written";
@@ -51,6 +63,9 @@ const CLOSED_WIDE: &str =
     "every request to the workloads of its namespace is denied, as its selector cannot be read";
 const TOKENS: &str = "the workloads that it selects refuse the tokens of its rules with errors";
 const TOKENS_WIDE: &str = "the workloads of its namespace refuse the tokens of its rules with errors, as its selector cannot be read";
+const PLUGIN: &str =
+    "the requests that it would decide about are refused: those to and from the workloads that it selects";
+const PLUGIN_WIDE: &str = "the requests that it would decide about are refused: those to and from the workloads of its namespace, as its selector cannot be read";
 const STRICT: &str = "the workloads that it selects accept connections with mutual TLS only";
 const STRICT_WIDE: &str =
     "the workloads of its namespace accept connections with mutual TLS only, as its selector cannot be read";
@@ -88,6 +103,14 @@ impl Fallback {
             Kind::PeerAuthentication => {
                 let (spec, effect) = policy.authentication()?;
                 (Object::PeerAuthentication(Arc::new(Typed { meta, spec })), effect)
+            }
+            Kind::WasmPlugin => {
+                let (spec, effect) = policy.plugin()?;
+                (Object::WasmPlugin(Arc::new(Typed { meta, spec })), effect)
+            }
+            Kind::TrafficExtension => {
+                let (spec, effect) = policy.extension()?;
+                (Object::TrafficExtension(Arc::new(Typed { meta, spec })), effect)
             }
             _ => return None,
         };
@@ -177,6 +200,76 @@ impl RefusedPolicy<'_> {
         let (selector, effect) = self.selector().map_or((None, STRICT_WIDE), |selector| (selector, STRICT));
         let mtls = Some(MutualTls { mode: MtlsMode::Strict });
         Some((PeerAuthentication { selector, mtls, ..Default::default() }, effect))
+    }
+
+    /// Returns a plugin that refuses the requests that the refused one would decide about.
+    fn plugin(&self) -> Option<(WasmPlugin, &'static str)> {
+        if let Some(written) = self.as_written(validate::wasm_plugin) {
+            return Some((written, AS_WRITTEN));
+        }
+        let phase = self.phase()?;
+        if self.text("failStrategy") == Some("FAIL_OPEN") {
+            return None;
+        }
+        let filter_type = self.filter_type(self.spec);
+        let matches = self.matches(|plugin: WasmPlugin| plugin.matches);
+        let refused = WasmPlugin { phase, filter_type, matches, ..Default::default() };
+        if let Some(target_refs) = self.targets().filter(|targets| !targets.is_empty()) {
+            return Some((WasmPlugin { target_refs, ..refused }, PLUGIN));
+        }
+        let (selector, effect) = self.selector().map_or((None, PLUGIN_WIDE), |selector| (selector, PLUGIN));
+        Some((WasmPlugin { selector, ..refused }, effect))
+    }
+
+    /// Returns an extension that refuses the requests that the refused one would decide about.
+    fn extension(&self) -> Option<(TrafficExtension, &'static str)> {
+        if let Some(written) = self.as_written(validate::traffic_extension) {
+            return Some((written, AS_WRITTEN));
+        }
+        let phase = self.phase()?;
+        let wasm = self.spec.and_then(|spec| spec.get("wasm"));
+        if wasm.and_then(|wasm| wasm.get("failStrategy")).and_then(Node::text) == Some("FAIL_OPEN") {
+            return None;
+        }
+        let module = WasmConfig { filter_type: self.filter_type(wasm), ..WasmConfig::default() };
+        let matches = self.matches(|extension: TrafficExtension| extension.matches);
+        let refused = TrafficExtension { phase, wasm: Some(module), matches, ..Default::default() };
+        if let Some(target_refs) = self.targets().filter(|targets| !targets.is_empty()) {
+            return Some((TrafficExtension { target_refs, ..refused }, PLUGIN));
+        }
+        let (selector, effect) = self.selector().map_or((None, PLUGIN_WIDE), |selector| (selector, PLUGIN));
+        Some((TrafficExtension { selector, ..refused }, effect))
+    }
+
+    /// Returns the phase of an extension; `None` if it does not decide which requests pass. An unknown phase decides.
+    fn phase(&self) -> Option<Phase> {
+        match self.text("phase").map(|phase| phase.trim_start_matches("EXECUTION_PHASE_")) {
+            None if !self.errors.iter().any(|error| error == "spec") => None,
+            Some("STATS" | "UNSPECIFIED" | "UNSPECIFIED_PHASE" | "") => None,
+            Some("AUTHN") => Some(Phase::Authn),
+            _ => Some(Phase::Authz),
+        }
+    }
+
+    fn filter_type(&self, module: Option<&Node>) -> PluginType {
+        match module.and_then(|module| module.get("type")).and_then(Node::text) {
+            Some("NETWORK") => PluginType::Network,
+            _ => PluginType::Http,
+        }
+    }
+
+    /// Returns the traffic that passes an extension; all of it if that cannot be read.
+    fn matches<S: DeserializeOwned + Default>(
+        &self,
+        of: impl Fn(S) -> Vec<TrafficSelector>,
+    ) -> Vec<TrafficSelector> {
+        let matches = self.spec.and_then(|spec| spec.get("match"));
+        let read = matches.and_then(|node| read(mapping("match", node.clone()), |_: &S| Vec::new()));
+        read.map(of).unwrap_or_default()
+    }
+
+    fn text(&self, field: &str) -> Option<&str> {
+        self.spec.and_then(|spec| spec.get(field)).and_then(Node::text)
     }
 
     /// Returns the objects that the policy is attached to; `None` if it selects workloads instead.

@@ -38,14 +38,15 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("telemetry.istio.io", &["v1", "v1alpha1"]),
     ("extensions.istio.io", &["v1alpha1"]),
     ("gateway.networking.k8s.io", &["v1", "v1beta1", "v1alpha2", "v1alpha3"]),
+    ("gateway.networking.x-k8s.io", &["v1alpha1"]),
     ("install.istio.io", &["v1alpha1"]),
     ("skysail.io", &["v1alpha1"]),
 ];
 
 /// Kinds that change the behaviour of a mesh and are not supported yet.
 const UNSUPPORTED: &[(&str, &[&str])] = &[
-    ("extensions.istio.io", &["WasmPlugin", "TrafficExtension"]),
     ("gateway.networking.k8s.io", &["UDPRoute"]),
+    ("gateway.networking.x-k8s.io", &["XBackend", "XBackendTrafficPolicy", "XListenerSet", "XMesh"]),
     ("", &["Endpoints"]),
 ];
 
@@ -249,10 +250,17 @@ fn api_version(group: &str) -> String {
 /// Returns the consequence of a kind that has no effect, and the remedy.
 fn consequence(kind: &str) -> (&'static str, &'static str) {
     match kind {
-        "Gateway" | "GatewayClass" | "ListenerSet" => ("nothing listens on its ports", ""),
-        "HTTPRoute" | "GRPCRoute" | "TCPRoute" | "TLSRoute" | "UDPRoute" => {
-            ("requests are routed without it", "use a VirtualService")
-        }
+        "UDPRoute" => (
+            "the mesh does not intercept UDP, and no gateway listens for it",
+            "send the datagrams to the Service itself",
+        ),
+        "XBackendTrafficPolicy" => (
+            "requests are retried without its budget, and sessions have no persistence",
+            "set trafficPolicy.retryBudget, connectionPool and loadBalancer in a DestinationRule for the Service",
+        ),
+        "XBackend" => ("no route finds it as a backend", "use a ServiceEntry"),
+        "XListenerSet" => ("nothing listens on its ports", "use ListenerSet of gateway.networking.k8s.io/v1"),
+        "XMesh" => ("it has no effect", "write the settings to ConfigMap istio in namespace istio-system"),
         "Endpoints" => ("no service has it as an endpoint", "use an EndpointSlice"),
         _ => ("it has no effect", ""),
     }
@@ -364,7 +372,7 @@ mod tests {
             (
                 "gateway.networking.k8s.io/v1",
                 "UDPRoute",
-                "warning: UDPRoute is not supported yet: requests are routed without it; use a VirtualService",
+                "warning: UDPRoute is not supported yet: the mesh does not intercept UDP, and no gateway listens for it; send the datagrams to the Service itself",
             ),
         ] {
             assert_eq!(describe(version, kind), expected);

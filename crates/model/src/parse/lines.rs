@@ -43,6 +43,8 @@ fn lines_of(node: &Node, object: &Object, all: bool) -> Option<Arc<Lines>> {
                 | Kind::PeerAuthentication
                 | Kind::AuthorizationPolicy
                 | Kind::RateLimitPolicy
+                | Kind::WasmPlugin
+                | Kind::TrafficExtension
         );
     checked.then(|| {
         let mut lines = Lines::new();

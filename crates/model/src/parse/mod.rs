@@ -351,6 +351,8 @@ impl Reading {
             Kind::TcpRoute => self.istio(node, validate::tcp_route),
             Kind::ReferenceGrant => self.istio(node, validate::reference_grant),
             Kind::BackendTlsPolicy => self.istio(node, validate::backend_tls_policy),
+            Kind::WasmPlugin => self.istio(node, validate::wasm_plugin),
+            Kind::TrafficExtension => self.istio(node, validate::traffic_extension),
             Kind::RateLimitPolicy => self.istio(node, validate::rate_limit_policy),
             _ => {}
         }

@@ -10,6 +10,7 @@ use crate::{
         manifest::PodSpec,
         proxy_config::{self, ProxySettings},
     },
+    fields::{self, FieldRow},
     spelling::nearest,
 };
 
@@ -62,11 +63,14 @@ const DEPRECATED: &[(&str, &str)] = &[
     ("sidecar.istio.io/discoveryAddress", "use discoveryAddress in proxy.istio.io/config"),
     ("sidecar.istio.io/extraStatTags", "use a Telemetry"),
     ("sidecar.istio.io/statsCompression", "remove it"),
-    ("sidecar.istio.io/statsInclusionPrefixes", "use proxyStatsMatcher in proxy.istio.io/config"),
-    ("sidecar.istio.io/statsInclusionRegexps", "use proxyStatsMatcher in proxy.istio.io/config"),
-    ("sidecar.istio.io/statsInclusionSuffixes", "use proxyStatsMatcher in proxy.istio.io/config"),
+    ("sidecar.istio.io/statsInclusionPrefixes", STATISTICS),
+    ("sidecar.istio.io/statsInclusionRegexps", STATISTICS),
+    ("sidecar.istio.io/statsInclusionSuffixes", STATISTICS),
     ("traffic.sidecar.istio.io/kubevirtInterfaces", "use istio.io/reroute-virtual-interfaces"),
 ];
+/// Remedy for annotations that add statistics of an Envoy.
+const STATISTICS: &str = "remove it: the sidecar serves all of its statistics";
+
 /// Image name that injection replaces by the image of the proxy.
 const AUTO: &str = "auto";
 /// User id of the proxy.
@@ -212,12 +216,17 @@ fn settings(text: &str, field: &str, findings: &mut Findings) {
         }
         Ok((settings, others)) => {
             for name in others {
-                findings.add(
-                    Code::UnsupportedField,
-                    field,
-                    format!("setting {name} is not supported and has no effect"),
-                    "",
-                );
+                let known = fields::proxy_setting(&name).map(FieldRow::effect);
+                let (effect, remedy) = match known {
+                    Some(effect) => effect,
+                    None if name == "tracing" => (
+                        "it has no effect in the annotation",
+                        "set it in the mesh configuration, or use a Telemetry",
+                    ),
+                    None => ("it has no effect", ""),
+                };
+                let message = format!("setting {name} is not supported: {effect}");
+                findings.add(Code::UnsupportedField, field, message, remedy);
             }
             let value = &settings.proxy_headers.server.value;
             if !proxy_config::is_header_value(value) {

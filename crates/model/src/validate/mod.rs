@@ -6,6 +6,7 @@
 mod ca_certificates;
 mod destination_rule;
 mod envoy_filter;
+mod extension;
 mod extension_provider;
 mod gateway;
 mod gateway_api;
@@ -33,6 +34,7 @@ mod workload;
 pub(crate) use ca_certificates::root_map;
 pub(crate) use destination_rule::destination_rule;
 pub(crate) use envoy_filter::envoy_filter;
+pub(crate) use extension::{traffic_extension, wasm_plugin};
 pub(crate) use gateway::{gateway, known_ciphers};
 pub(crate) use gateway_api::{
     backend_tls_policy, gateway_class, grpc_route, http_route, kubernetes_gateway, listener_set,
@@ -144,6 +146,17 @@ pub(crate) fn mesh_config(mesh: &MeshConfig) -> Vec<Finding> {
             "use printable ASCII characters",
         );
     }
+    let tracing = &mesh.default_config.tracing;
+    if tracing.zipkin.as_ref().is_some_and(|zipkin| zipkin.provider().is_none()) {
+        let message = "is not HOST:PORT, so no spans are reported";
+        findings.add(
+            Code::NoEffect,
+            "defaultConfig.tracing.zipkin.address",
+            message,
+            "write the host and the port of a service, such as zipkin.istio-system:9411",
+        );
+    }
+    percent(tracing.sampling, "defaultConfig.tracing.sampling", &mut findings);
     gateway::ciphers(&mesh.tls_defaults.cipher_suites, "tlsDefaults.cipherSuites", &mut findings);
     gateway::ciphers(&mesh.mesh_mtls.cipher_suites, "meshMTLS.cipherSuites", &mut findings);
     if !mesh.mesh_mtls.ecdh_curves.is_empty() {

@@ -194,12 +194,20 @@ impl World {
                 ChangeSet { gateways, ..ChangeSet::default() }
             }
             Kind::Secret => self.changes_of_secret(namespace, name),
-            Kind::AuthorizationPolicy | Kind::RequestAuthentication | Kind::Telemetry
+            Kind::AuthorizationPolicy
+            | Kind::RequestAuthentication
+            | Kind::Telemetry
+            | Kind::WasmPlugin
+            | Kind::TrafficExtension
                 if namespace == self.mesh().root_namespace =>
             {
                 ChangeSet { workloads: true, ..ChangeSet::default() }
             }
-            Kind::AuthorizationPolicy | Kind::RequestAuthentication | Kind::Telemetry => {
+            Kind::AuthorizationPolicy
+            | Kind::RequestAuthentication
+            | Kind::Telemetry
+            | Kind::WasmPlugin
+            | Kind::TrafficExtension => {
                 ChangeSet { workloads_in: BTreeSet::from([namespace.to_owned()]), ..ChangeSet::default() }
             }
             Kind::VirtualService => {

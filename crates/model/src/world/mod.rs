@@ -18,6 +18,7 @@ mod effect;
 mod endpoints;
 mod entry_hosts;
 mod envoy_filters;
+mod extensions;
 mod gateway_api;
 mod gateways;
 mod hosts;
@@ -48,6 +49,7 @@ pub use effect::{Effect, Effects};
 pub use endpoints::Endpoint;
 pub use entry_hosts::Resolved;
 pub use envoy_filters::{FilterSelection, SharedFilters};
+pub(crate) use extensions::{AppliedExtension, ExtensionEffect};
 pub(crate) use gateway_api::{CONFIG_MAP, CREDENTIAL, INVALID, ROOTS, shown_name};
 pub use gateway_api::{
     ClusterStatus, GatewayApiStatus, ListenerStatus, ObjectCondition, ParentStatus, StatusCondition,
@@ -74,7 +76,8 @@ use crate::{
         EnvoyFilter, Gateway, GatewayClass, GrpcRoute, HttpRoute, Ingress, IngressClass, Kind, Labels,
         ListenerSet, MeshConfig, Node, Object, ObjectKey, PeerAuthentication, Pod, ProxyConfig,
         RateLimitPolicy, ReferenceGrant, RequestAuthentication, Secret, Service, ServiceEntry, Sidecar,
-        TcpRoute, Telemetry, Template, TlsRoute, Typed, VirtualService, WorkloadEntry, WorkloadGroup,
+        TcpRoute, Telemetry, Template, TlsRoute, TrafficExtension, Typed, VirtualService, WasmPlugin,
+        WorkloadEntry, WorkloadGroup,
         destination_rule::{LoadBalancer, LocalityLb, ZoneAwareLb},
         gateway_api as gateway_api_kinds,
         kube::Locality,
@@ -128,6 +131,8 @@ pub struct World {
     tcp_routes: Store<TcpRoute>,
     reference_grants: Store<ReferenceGrant>,
     backend_tls_policies: Store<BackendTlsPolicy>,
+    wasm_plugins: Store<WasmPlugin>,
+    traffic_extensions: Store<TrafficExtension>,
     rate_limit_policies: Store<RateLimitPolicy>,
     /// ConfigMaps with certificates.
     root_maps: Store<ConfigMap>,
@@ -254,6 +259,8 @@ impl World {
             Object::TcpRoute(object) => self.tcp_routes.insert(object, origin),
             Object::ReferenceGrant(object) => self.reference_grants.insert(object, origin),
             Object::BackendTlsPolicy(object) => self.backend_tls_policies.insert(object, origin),
+            Object::WasmPlugin(object) => self.wasm_plugins.insert(object, origin),
+            Object::TrafficExtension(object) => self.traffic_extensions.insert(object, origin),
             Object::RateLimitPolicy(object) => self.rate_limit_policies.insert(object, origin),
             Object::Pod(object) => {
                 self.unindex(Kind::Pod, &object.meta.namespace, &object.meta.name);
@@ -354,6 +361,8 @@ impl World {
             Kind::TcpRoute => self.tcp_routes.remove(namespace, name),
             Kind::ReferenceGrant => self.reference_grants.remove(namespace, name),
             Kind::BackendTlsPolicy => self.backend_tls_policies.remove(namespace, name),
+            Kind::WasmPlugin => self.wasm_plugins.remove(namespace, name),
+            Kind::TrafficExtension => self.traffic_extensions.remove(namespace, name),
             Kind::RateLimitPolicy => self.rate_limit_policies.remove(namespace, name),
         }
     }

@@ -48,6 +48,8 @@ impl World {
             Kind::TcpRoute => at!(tcp_routes),
             Kind::ReferenceGrant => at!(reference_grants),
             Kind::BackendTlsPolicy => at!(backend_tls_policies),
+            Kind::WasmPlugin => at!(wasm_plugins),
+            Kind::TrafficExtension => at!(traffic_extensions),
             Kind::RateLimitPolicy => at!(rate_limit_policies),
             Kind::ConfigMap => self.mesh.as_ref().map(|entry| &entry.origin),
             kind @ (Kind::Deployment

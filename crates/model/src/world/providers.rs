@@ -63,6 +63,13 @@ impl World {
             .iter()
             .filter_map(ExtensionProvider::service)
             .any(|service| service.split_once('/').map_or(service, |(_, host)| host) == host)
+            || self
+                .mesh()
+                .default_config
+                .tracing
+                .zipkin
+                .as_ref()
+                .is_some_and(|zipkin| zipkin.provider().is_some_and(|provider| provider.service == host))
     }
 
     /// Returns the external authorizer of this name. An error says why there is none.

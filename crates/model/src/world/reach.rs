@@ -103,7 +103,8 @@ impl World {
             request_authentications RequestAuthentication, telemetries Telemetry, envoy_filters EnvoyFilter,
             ingresses Ingress, kubernetes_gateways KubernetesGateway, listener_sets ListenerSet,
             http_routes HttpRoute, grpc_routes GrpcRoute, tls_routes TlsRoute, tcp_routes TcpRoute,
-            backend_tls_policies BackendTlsPolicy, rate_limit_policies RateLimitPolicy
+            backend_tls_policies BackendTlsPolicy, rate_limit_policies RateLimitPolicy,
+            wasm_plugins WasmPlugin, traffic_extensions TrafficExtension
         );
         all.extend(self.mesh.iter().map(|entry| (key(Kind::ConfigMap, &entry.object), &entry.origin)));
         all.retain(|(key, _)| !self.gateway_api.made.contains(key));
@@ -226,6 +227,7 @@ impl<'a> ReachIndex<'a> {
                 let policy = world.rate_limit_policies.get(namespace, name).map(|entry| &entry.object);
                 policy.map(|policy| self.of_rate_limits(policy)).unwrap_or_default()
             }
+            Kind::WasmPlugin | Kind::TrafficExtension => world.reach_of_extension(key).into_iter().collect(),
             Kind::PeerAuthentication
             | Kind::AuthorizationPolicy
             | Kind::RequestAuthentication
@@ -344,6 +346,19 @@ impl World {
                 })
             }
         })
+    }
+
+    /// Returns the reach of a WasmPlugin or a TrafficExtension.
+    fn reach_of_extension(&self, key: &ObjectKey) -> Option<Reach<'_>> {
+        let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
+        if key.kind == Kind::WasmPlugin {
+            let Typed { meta, spec } = &*self.wasm_plugins.get(namespace, name)?.object;
+            let targets = spec.target_ref.iter().chain(&spec.target_refs).collect();
+            return Some(self.reach_of_attached(&meta.namespace, spec.selector.as_ref(), targets));
+        }
+        let Typed { meta, spec } = &*self.traffic_extensions.get(namespace, name)?.object;
+        let targets = spec.target_refs.iter().collect();
+        Some(self.reach_of_attached(&meta.namespace, spec.selector.as_ref(), targets))
     }
 
     fn reach_of_attached<'a>(

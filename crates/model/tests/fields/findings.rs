@@ -90,7 +90,7 @@ fn object(kind: &KindFields, spec: &Value) -> String {
     }
     let version = match of.group() {
         "" => "v1".to_owned(),
-        "skysail.io" => "skysail.io/v1alpha1".to_owned(),
+        group @ ("skysail.io" | "extensions.istio.io") => format!("{group}/v1alpha1"),
         group => format!("{group}/v1"),
     };
     json!({"apiVersion": version, "kind": of.as_str(), "metadata": {"name": "a", "namespace": "b"}, "spec": spec}).to_string()

@@ -38,6 +38,8 @@ pub(crate) fn traced(name: &str) -> Vec<Traced> {
         "TCPRoute" => fields::<api::TcpRoute>(),
         "ReferenceGrant" => fields::<api::ReferenceGrant>(),
         "BackendTLSPolicy" => fields::<api::BackendTlsPolicy>(),
+        "WasmPlugin" => fields::<api::WasmPlugin>(),
+        "TrafficExtension" => fields::<api::TrafficExtension>(),
         "RateLimitPolicy" => fields::<api::RateLimitPolicy>(),
         _ => panic!("{name} has a table and no type here"),
     }

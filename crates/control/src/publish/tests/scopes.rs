@@ -130,6 +130,8 @@ fn declarations_cover_every_field_of_a_view() {
         takes_resolved_addresses: _,
         is_authenticated: _,
         answers_dns: _,
+        // Listeners of the workload alone depend on it.
+        idle_timeout: _,
         // Nothing without an EnvoyFilter that compares it.
         metadata: _,
         ipv4: _,

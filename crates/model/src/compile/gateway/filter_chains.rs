@@ -90,7 +90,8 @@ impl Compiler<'_, '_> {
         let server = servers.first()?;
         let limits = self.limits.of_rules(servers.iter().flat_map(|server| self.merged.served_rules(server)));
         let policy = limits.after(self.authorization.http_filters());
-        let setting = FilterSettings { grpc_web: protocol == Protocol::GrpcWeb, ..self.setting };
+        let grpc_web = protocol == Protocol::GrpcWeb;
+        let setting = FilterSettings { grpc_web, port: server.listener_port, ..self.setting };
         let filters = filters::http_chain(
             setting,
             Direction::Outbound,
@@ -191,11 +192,12 @@ impl Compiler<'_, '_> {
         };
         let policy = rule.and_then(|rule| rule.spec.traffic_policy.as_ref());
         let tcp = policy.and_then(|policy| policy.connection_pool.as_ref()?.tcp.as_ref());
+        let idle = tcp.and_then(|tcp| tcp.idle_timeout).or(self.setting.view.idle_timeout);
         let mut proxy = TcpProxy {
             access_log: self.setting.telemetry.logs.clone(),
             stat_prefix,
             cluster_specifier: Some(ClusterSpecifier::Cluster(cluster.to_owned())),
-            idle_timeout: tcp.and_then(|tcp| tcp.idle_timeout).map(|length| duration(length.0)),
+            idle_timeout: idle.map(|length| duration(length.0)),
             max_downstream_connection_duration: tcp
                 .and_then(|tcp| tcp.max_connection_duration)
                 .map(|length| duration(length.0)),
@@ -203,7 +205,8 @@ impl Compiler<'_, '_> {
         };
         proxy.hash_policy.extend(balance::hashes_source_ip(rule, subset).then(source_ip));
         let proxy = filters::network("envoy.filters.network.tcp_proxy", pack(&proxy));
-        filters::network_stats(self.setting).into_iter().chain([proxy]).collect()
+        let extensions = self.setting.network_extensions(Direction::Outbound);
+        extensions.chain(filters::network_stats(self.setting)).chain([proxy]).collect()
     }
 
     fn tcp_filters(

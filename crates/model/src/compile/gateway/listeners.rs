@@ -15,6 +15,7 @@ use crate::{
     ProxyView,
     compile::{
         Scope,
+        extension::Extensions,
         filters::{self, FilterSettings},
         listeners::{any_address, inspector, virtual_listener},
         pb::{address, core, listener, pack, seconds, uint32},
@@ -37,6 +38,7 @@ pub(super) fn compile(
 ) -> Vec<listener::Listener> {
     let telemetry = SideTelemetry::new(scope.world, view, Direction::Outbound);
     let proxy = filters::settings(scope.world.mesh(), view);
+    let extensions = Extensions::new(scope.world, view);
     let setting = FilterSettings {
         mesh: scope.world.mesh(),
         view,
@@ -46,6 +48,8 @@ pub(super) fn compile(
         http2: false,
         dynamic_dns: false,
         proxy: &proxy,
+        extensions: &extensions,
+        port: 0,
     };
     let mut made: Vec<(u16, String, Vec<Chain>)> = Vec::new();
     // Server names of forwarded TLS by port and address: Envoy refuses two chains with the same match.

@@ -20,6 +20,7 @@ use crate::{
     api::{MtlsMode, Protocol, proxy_config::HttpSettings},
     compile::{
         clusters::{BLACK_HOLE, INBOUND_PASSTHROUGH},
+        extension::Extensions,
         filters::{self, FilterSettings, Routes},
         pb::{
             address, boolean, config_path, core, fields, listener, metadata, pack, route, seconds, types,
@@ -83,6 +84,7 @@ impl<'a> Inbound<'a> {
         telemetry: &'a SideTelemetry,
         proxy: &'a HttpSettings,
         authorization: &'a Authorization,
+        extensions: &'a Extensions<'a>,
     ) -> Self {
         let setting = FilterSettings {
             mesh: world.mesh(),
@@ -93,6 +95,8 @@ impl<'a> Inbound<'a> {
             http2: false,
             dynamic_dns: false,
             proxy,
+            extensions,
+            port: 0,
         };
         Self { setting, authorization, limits: RateLimits::new(world, view) }
     }
@@ -107,7 +111,8 @@ pub(in crate::compile) fn compile(
 ) -> listener::Listener {
     let telemetry = SideTelemetry::new(world, view, Direction::Inbound);
     let proxy = filters::settings(world.mesh(), view);
-    let inbound = Inbound::new(world, view, &telemetry, &proxy, authorization);
+    let extensions = Extensions::new(world, view);
+    let inbound = Inbound::new(world, view, &telemetry, &proxy, authorization, &extensions);
     let mut chains = vec![black_hole(inbound.setting)];
     let mut inspected = BTreeMap::from([(names::INBOUND_PORT, Inspected::default())]);
 
@@ -146,7 +151,8 @@ pub(in crate::compile) fn with_socket(
 ) -> listener::Listener {
     let telemetry = SideTelemetry::new(world, view, Direction::Inbound);
     let proxy = filters::settings(world.mesh(), view);
-    let inbound = Inbound::new(world, view, &telemetry, &proxy, authorization);
+    let extensions = Extensions::new(world, view);
+    let inbound = Inbound::new(world, view, &telemetry, &proxy, authorization, &extensions);
     let chain_matches = matches_for(content(port.protocol), port.mode);
     let chains = inbound.chains(&InboundTarget { port: Some(port.port), service: Some(port) }, chain_matches);
     let ip = inbound.ip(port);
@@ -254,7 +260,7 @@ impl Inbound<'_> {
         let pattern = &self.setting.mesh.inbound_cluster_stat_name;
         let stat_prefix = if pattern.is_empty() { target.cluster() } else { target.named().fill(pattern) };
         filters::named_tcp_chain(
-            self.setting,
+            FilterSettings { port: target.port.unwrap_or_default(), ..self.setting },
             Direction::Inbound,
             stat_prefix,
             &target.cluster(),
@@ -270,7 +276,8 @@ impl Inbound<'_> {
         let routes = Routes::Inline(Box::new(target.routes()));
         let grpc_web = target.service.is_some_and(|service| service.protocol == Protocol::GrpcWeb);
         let http2 = target.service.is_some_and(|service| service.protocol.is_http2());
-        let setting = FilterSettings { grpc_web, http2, ..self.setting };
+        let setting =
+            FilterSettings { grpc_web, http2, port: target.port.unwrap_or_default(), ..self.setting };
         let services = target.service.iter().flat_map(|port| &port.services);
         let limits = self.limits.of_services(services.map(|(service, _)| *service));
         let policy = limits.after(self.authorization.http_filters());

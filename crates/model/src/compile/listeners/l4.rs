@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use skysail_core::ClusterName;
+use skysail_core::{ClusterName, names::Direction};
 use skysail_xds::envoy::pb::envoy::extensions::filters::network::{
     mongo_proxy::v3::MongoProxy,
     tcp_proxy::v3::{
@@ -215,8 +215,9 @@ impl L4Target<'_> {
         let pool = policy.and_then(|policy| policy.connection_pool.as_ref());
         let tcp = pool.and_then(|pool| pool.tcp.as_ref());
         let hashes = balance::hashes_source_ip(settings, subset);
+        let idle = tcp.and_then(|tcp| tcp.idle_timeout).or(self.setting.view.idle_timeout);
         TcpProxy {
-            idle_timeout: tcp.and_then(|tcp| tcp.idle_timeout).map(|length| duration(length.0)),
+            idle_timeout: idle.map(|length| duration(length.0)),
             max_downstream_connection_duration: tcp
                 .and_then(|tcp| tcp.max_connection_duration)
                 .map(|length| duration(length.0)),
@@ -237,7 +238,7 @@ impl L4Target<'_> {
             let families = Families { ipv4: view.ipv4, ipv6: view.ipv6 };
             before.push(dynamic_dns::of_server_name(&self.service.fqdn(), self.port.port, families));
         }
-        filters::tcp_chain_of(self.setting, before, &proxy)
+        filters::tcp_chain_of(self.setting, Direction::Outbound, before, &proxy)
     }
 
     /// Returns the name of a destination's cluster. A destination without a port gets the only port of its service, or

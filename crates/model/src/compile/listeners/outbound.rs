@@ -35,7 +35,8 @@ use crate::{
         balance,
         clusters::BLACK_HOLE,
         dynamic_dns::{self, Families},
-        filters::{self, FilterSettings, Routes},
+        extension::Extensions,
+        filters::{self, FilterSettings, HttpPolicy, Routes},
         pb::{address, boolean, core, listener, pack, seconds, uint32},
         routes,
         telemetry::SideTelemetry,
@@ -181,6 +182,7 @@ pub(in crate::compile) fn compile(
     let unknown = UnknownDestinations::of(world.mesh(), outline.egress.as_deref());
     let telemetry = SideTelemetry::new(world, view, Direction::Outbound);
     let proxy = filters::settings(world.mesh(), view);
+    let extensions = Extensions::new(world, view);
     let setting = FilterSettings {
         mesh: world.mesh(),
         view,
@@ -190,6 +192,8 @@ pub(in crate::compile) fn compile(
         http2: false,
         dynamic_dns: unknown.mode == OutboundMode::AllowAnyDynamicDns,
         proxy: &proxy,
+        extensions: &extensions,
+        port: 0,
     };
     let bound = outline.bound.iter().map(|(of, services)| bound(world, setting, of, services));
     let mut by_address: BTreeMap<String, listener::Listener> =
@@ -305,6 +309,7 @@ impl Draft {
         let by_name = bind.is_everywhere || bind.block.is_some() || is_wild;
         let block = bind.block.as_deref();
         let server_names = if by_name { &server_names[..] } else { &[] };
+        let setting = FilterSettings { port: port.port, ..setting };
         let target = L4Target { world, setting, service, port, block, server_names, rules };
         if port.protocol == Protocol::Unknown {
             let own = format!("{}:{}", service.fqdn(), port.port);
@@ -318,6 +323,7 @@ impl Draft {
     fn add_http(&mut self, setting: FilterSettings<'_>, name: &str, routes: String) {
         if !self.has_http {
             self.has_http = true;
+            let setting = FilterSettings { port: self.port, ..setting };
             self.chains.push(http_chain(setting, name, Routes::ByName(routes)));
         }
     }
@@ -426,7 +432,7 @@ fn catch_all(setting: FilterSettings<'_>, unknown: &UnknownDestinations) -> list
             Direction::Outbound,
             "outbound_virtualOutbound_allow_any_dynamic_dns;".into(),
             Routes::Inline(Box::new(routes::of_unknown_hosts(setting.mesh, unknown, setting.proxy.shared()))),
-            Vec::new(),
+            HttpPolicy::default(),
         ),
         name: "virtualOutbound-catchall-tcp-http".into(),
         ..Default::default()
@@ -455,6 +461,7 @@ impl LocalListeners<'_> {
         let ip = loopback(setting.view);
         for port in &outline.shared {
             let name = format!("{ip}_{port}");
+            let setting = FilterSettings { port: *port, ..setting };
             let mut chain = http_chain(setting, &name, Routes::ByName(port.to_string()));
             chain.filter_chain_match = None;
             let listener = listener::Listener { filter_chains: vec![chain], ..unbound(name, ip, &[], *port) };
@@ -507,6 +514,7 @@ fn bound(
         "" => loopback(setting.view),
         ip => ip,
     };
+    let setting = FilterSettings { port, ..setting };
     let name = format!("{ip}_{port}");
     let protocol = egress.port.as_ref().and_then(|port| port.parsed_protocol()).unwrap_or(Protocol::Tcp);
     let mut chain = if protocol.is_http() {
@@ -540,7 +548,7 @@ fn http_chain(setting: FilterSettings<'_>, listener: &str, routes: Routes) -> li
             Direction::Outbound,
             format!("outbound_{listener};"),
             routes,
-            Vec::new(),
+            HttpPolicy::default(),
         ),
         transport_socket_connect_timeout: Some(seconds(HANDSHAKE_SECONDS)),
         ..Default::default()

@@ -3,6 +3,7 @@
 
 mod advice;
 mod entries;
+mod extensions;
 mod gateways;
 mod policies;
 mod rate_limits;

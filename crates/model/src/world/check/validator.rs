@@ -91,6 +91,8 @@ impl Validator {
             Report::request_authentication,
         );
         pass.check(Kind::Telemetry, &world.telemetries, Report::telemetry);
+        pass.check(Kind::WasmPlugin, &world.wasm_plugins, Report::wasm_plugin);
+        pass.check(Kind::TrafficExtension, &world.traffic_extensions, Report::traffic_extension);
         pass.check(Kind::RateLimitPolicy, &world.rate_limit_policies, Report::rate_limit_policy);
         for (kind, templates) in &world.templates {
             pass.check(*kind, templates, Report::template);
@@ -145,7 +147,8 @@ impl Changes<'_> {
             peer_authentications PeerAuthentication, authorization_policies AuthorizationPolicy,
             gateways Gateway, request_authentications RequestAuthentication, telemetries Telemetry,
             kubernetes_gateways KubernetesGateway, http_routes HttpRoute, grpc_routes GrpcRoute,
-            rate_limit_policies RateLimitPolicy,
+            rate_limit_policies RateLimitPolicy, wasm_plugins WasmPlugin,
+            traffic_extensions TrafficExtension,
         );
         self.compare(Kind::Pod, &mut before.pods, &after.pods, is_equal_but_ready, |_, _| {});
         self.find_templates(before, after);

@@ -1,0 +1,31 @@
+//! Traces that `defaultConfig.tracing` of the mesh configuration configures, of `skysail-proxy` and of a real Envoy.
+
+use crate::{check, get, mesh_config_collector::Collector, mesh_with, wait, with};
+
+/// A client and a server whose proxies are the same program.
+const PAIRS: [(&str, &str); 2] = [("by-skysail", "ours"), ("by-envoy", "theirs")];
+
+#[test]
+fn proxies_report_to_their_own_collector() {
+    let rules = include_str!("mesh_config_tracing.yaml");
+    let mesh = mesh_with(rules, &["shop/by-envoy", "shop/api-v2"]).ready();
+    let collector = Collector::start(&mesh, "collector");
+    for (client, server) in PAIRS {
+        let path = format!("/{client}/long-path-to-its-END");
+        let request = || {
+            let own = &["-H", "x-own: own-header"];
+            check(&mesh, &[client], &[with(own, &format!("http://{server}{path}"), 200, &[])]);
+        };
+        wait(&mesh, client, &get(&format!("http://{server}/"), 200, &[]));
+        let texts = [
+            "/api/v2/spans",
+            &path[..19],
+            "own-literal",
+            "own-variable",
+            "form-own-header",
+            "\\\"own-header",
+        ];
+        let line = collector.wait_after("spans", &texts, request);
+        assert!(!line.contains("END"), "{line}");
+    }
+}
