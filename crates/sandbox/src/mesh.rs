@@ -499,8 +499,7 @@ pub async fn metrics(pod: &PodState) -> io::Result<String> {
 
 /// Returns the packet rules of a pod, given these ports of Services.
 fn rules_of(pod: &Pod, ports: &[VirtualPort]) -> Rules {
-    // Nothing runs beside the proxy of a gateway.
-    if !pod.sidecar || pod.gateway.is_some() {
+    if !pod.intercepts() {
         return Rules { output: rules::services(ports.iter()), input: Vec::new() };
     }
     let (exceptions, _) = Exceptions::read(&pod.annotations);

@@ -73,6 +73,8 @@ pub struct OfflinePod {
     pub sidecar: bool,
     /// The pod is a gateway.
     pub gateway: bool,
+    /// Connections are redirected to the sidecar.
+    is_intercepted: bool,
     exceptions: Exceptions,
     node: Value,
 }
@@ -241,6 +243,7 @@ impl OfflinePod {
             labels: pod.labels.clone(),
             sidecar: pod.sidecar,
             gateway: pod.gateway.is_some(),
+            is_intercepted: pod.intercepts(),
             exceptions: Exceptions::read(&pod.annotations).0,
             node: pod.node(NonZeroU32::MIN),
         }
@@ -248,12 +251,12 @@ impl OfflinePod {
 
     /// Returns whether the sidecar intercepts connections from the pod to this address and port.
     pub fn intercepts_outbound(&self, address: Ipv4Addr, port: u16) -> bool {
-        self.sidecar && !self.gateway && self.exceptions.intercept_outbound(address, port)
+        self.is_intercepted && self.exceptions.intercept_outbound(address, port)
     }
 
     /// Returns whether the sidecar intercepts connections to this port of the pod.
     pub fn intercepts_inbound(&self, port: u16) -> bool {
-        self.sidecar && !self.gateway && self.exceptions.intercept_inbound(port)
+        self.is_intercepted && self.exceptions.intercept_inbound(port)
     }
 
     /// Returns the proxy's node, as the control plane parses and identifies it; `None` if that fails.

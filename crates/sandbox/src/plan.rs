@@ -10,7 +10,7 @@ use std::{
 use serde_json::{Value, json};
 use skysail_model::api::{
     kube::{TargetPort, canonical_name, canonical_revision},
-    proxy_config::{StartSettings, StartSources},
+    proxy_config::{Interception, StartSettings, StartSources},
     selects,
 };
 
@@ -77,6 +77,17 @@ impl Pod {
             Some(0) => cores().unwrap_or(default),
             Some(number) => NonZeroU32::new(number).unwrap_or(default),
         }
+    }
+
+    /// Returns whether its connections are redirected to a sidecar.
+    pub(crate) fn intercepts(&self) -> bool {
+        // Nothing runs beside the proxy of a gateway.
+        self.sidecar && self.gateway.is_none() && !self.is_bypassed()
+    }
+
+    /// Returns whether programs address the ports of the sidecar themselves.
+    fn is_bypassed(&self) -> bool {
+        self.settings.interception == Some(Interception::None)
     }
 
     /// Returns the pod of a workload with this name.
@@ -193,7 +204,7 @@ impl Pod {
                 "APP_CONTAINERS": containers.join(","),
                 "CLUSTER_ID": "Kubernetes",
                 "INSTANCE_IPS": address.to_string(),
-                "INTERCEPTION_MODE": "REDIRECT",
+                "INTERCEPTION_MODE": if self.is_bypassed() { "NONE" } else { "REDIRECT" },
                 "ISTIO_VERSION": "1.32.0",
                 "LABELS": self.labels,
                 "MESH_ID": mesh_id,

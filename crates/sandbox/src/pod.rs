@@ -66,6 +66,8 @@ pub(crate) struct PodConfig {
     pub(crate) signer: TokenSigner,
     pub(crate) rules: Rules,
     pub(crate) sidecar: Option<Program>,
+    /// Time limit of the sidecar's drain.
+    pub(crate) sidecar_drain: Duration,
     /// Volumes that the pod's programs mount, and their files.
     pub(crate) volumes: Vec<VolumeSetup>,
     pub(crate) contents: Contents,
@@ -125,8 +127,8 @@ pub(crate) struct PodHandle {
 
 type EventSender = mpsc::UnboundedSender<((String, String), PodEvent)>;
 
-/// Grace period of the sidecar. It exceeds the 5 s in which the sidecar drains its connections.
-const SIDECAR_GRACE: Duration = Duration::from_secs(8);
+/// Grace period of the sidecar beyond the time in which it drains its connections.
+const SIDECAR_MARGIN: Duration = Duration::from_secs(3);
 /// Interval at which the containers' start checks whether the sidecar has become ready.
 const SIDECAR_INTERVAL: Duration = Duration::from_millis(50);
 /// Probe interval of a ready sidecar, the one of Istio's injection.
@@ -281,7 +283,7 @@ async fn supervise(
         let finish =
             if starts { run_containers(pod, &programs_stopped, &statuses, emit).await } else { None };
         // The sidecar stops only after the containers, so that they can answer their last requests.
-        stop_sidecar.send_replace(Some(SIDECAR_GRACE));
+        stop_sidecar.send_replace(Some(pod.sidecar_drain + SIDECAR_MARGIN));
         if let Some(result) = finish {
             emit(PodEvent::Completed(result));
             let _ = programs_stopped.clone().wait_for(Option::is_some).await;

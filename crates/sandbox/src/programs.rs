@@ -96,6 +96,14 @@ pub(crate) fn control(settings: &Settings) -> Option<Program> {
     })
 }
 
+/// Time limit of the drain of sidecars without a setting. Source: Istio's default.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// Returns the time limit of the drain of a pod's sidecar, in whole seconds.
+pub(crate) fn drain(pod: &Pod) -> Duration {
+    pod.settings.drain.map_or(DRAIN, |drain| Duration::from_secs(drain.0.as_secs().max(1)))
+}
+
 /// Returns a pod's sidecar, and writes the file with its node. `None` if the pod has no sidecar.
 pub(crate) fn sidecar(
     settings: &Settings,
@@ -117,6 +125,7 @@ pub(crate) fn sidecar(
         ("--token", text(&folder.join("token"))),
         ("--node", text(&node)),
         ("--concurrency", concurrency.to_string()),
+        ("--drain-seconds", drain(pod).as_secs().to_string()),
         ("--interception-mark", MARK.to_string()),
     ] {
         command.extend([name.to_owned(), value]);

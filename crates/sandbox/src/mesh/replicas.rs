@@ -215,6 +215,7 @@ impl Mesh {
             domain: DOMAIN,
             signer: self.signer.clone(),
             rules: rules_of(&pod, &self.virtual_ports),
+            sidecar_drain: programs::drain(&pod),
             sidecar: programs::sidecar(&self.settings, &pod, &folder, &logs)?,
             volumes: self.make_volumes(&pod, &volumes)?,
             contents: contents.clone(),
