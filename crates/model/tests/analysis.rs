@@ -23,7 +23,7 @@ const NOW: i64 = 1_893_456_000;
 const WITHOUT_EXAMPLE: &[(Code, &str)] = &[
     (Code::Unreadable, "the operating system refuses to read the file"),
     (Code::LastVersionKept, "the control plane knows a valid version from before"),
-    (Code::TooManyErrors, "it takes 1,000 errors or 50,000 documents"),
+    (Code::TooManyErrors, "it takes 1,000 errors or 10,000 objects"),
     (Code::AddresslessConflict, "`skysail analyze` gives each Service an address, as a cluster does"),
     (Code::CannotRun, "only `skysail up` runs workloads"),
     (Code::NotRun, "only `skysail up` runs workloads"),

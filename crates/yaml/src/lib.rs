@@ -9,6 +9,7 @@ use std::{
     collections::HashMap,
     fmt,
     hash::{Hash, Hasher},
+    iter,
 };
 
 use granit_parser::{Event, Parser, ScalarStyle, ScanError, StrInput};
@@ -19,6 +20,8 @@ const MAX_NODES: usize = 1_000_000;
 const MAX_DEPTH: usize = 100;
 /// Maximum size of an object in bytes, as JSON: Kubernetes refuses larger ones, because etcd does.
 pub const MAX_OBJECT: usize = 3 << 19;
+/// Maximum number of objects in a list of objects.
+pub const MAX_OBJECTS: usize = 10_000;
 /// Number of characters that JSON adds to a value: quotes or brackets, and a separator.
 const SYNTAX: usize = 3;
 /// Key of the objects in a list of objects (`kind: List`).
@@ -110,7 +113,7 @@ pub struct SyntaxError {
     pub message: String,
     /// Whether the text ended before the document was complete.
     pub cut_off: bool,
-    /// Whether the document has an object of more than [`MAX_OBJECT`] bytes.
+    /// Whether the document has an object of more than [`MAX_OBJECT`] bytes, or more than [`MAX_OBJECTS`] objects.
     pub too_large: bool,
     index: Option<usize>,
 }
@@ -172,15 +175,25 @@ pub fn documents(text: &str) -> impl Iterator<Item = Document> {
 }
 
 /// Returns the documents of a text like [`documents`], and refuses those with an object of more than [`MAX_OBJECT`]
-/// bytes. An object is a document, or an item of its list `items`.
+/// bytes, or with more than [`MAX_OBJECTS`] objects. An object is a document, or an item of its list `items`.
 pub fn objects(text: &str) -> impl Iterator<Item = Document> {
     bounded(text, MAX_OBJECT)
 }
 
+/// Returns the line of the document after the first `count` ones, or `None` if a text has no more. Does not parse, so
+/// it costs little: it counts non-empty parts between `---` lines.
+pub fn line_after(text: &str, count: usize) -> Option<u32> {
+    contents(text).nth(count).map(|(before, _)| before + 1)
+}
+
 fn bounded(text: &str, max_object: usize) -> impl Iterator<Item = Document> {
+    contents(text).flat_map(move |(line, chunk)| read(chunk, line, max_object))
+}
+
+/// Returns the chunks of a text that have a document.
+fn contents(text: &str) -> impl Iterator<Item = (u32, &str)> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let chunks = chunks(text).into_iter().filter(|(_, chunk)| !is_blank(chunk));
-    chunks.flat_map(move |(line, chunk)| read(chunk, line, max_object))
+    chunks(text).filter(|(_, chunk)| !is_blank(chunk))
 }
 
 /// Returns whether a text has no document. A parser for each of a million separators would take seconds.
@@ -190,53 +203,68 @@ fn is_blank(chunk: &str) -> bool {
 }
 
 /// Splits at `---` lines. Returns each chunk with the number of lines before it.
-fn chunks(text: &str) -> Vec<(u32, &str)> {
-    let mut chunks = Vec::new();
-    let (mut start, mut start_line) = (0, 0);
+fn chunks(text: &str) -> impl Iterator<Item = (u32, &str)> {
+    let mut rest = Some(text);
+    let mut before = 0_u32;
+    iter::from_fn(move || {
+        let text = rest?;
+        let (chunk, lines) = first_chunk(text);
+        rest = text.get(chunk.len()..).filter(|rest| !rest.is_empty());
+        let chunk = (before, chunk);
+        before = before.saturating_add(lines);
+        Some(chunk)
+    })
+}
+
+/// Returns the text before the next document, and its number of lines.
+fn first_chunk(text: &str) -> (&str, u32) {
     // Directives (`%YAML 1.2`) belong to the document after the `---`.
     let mut directives_only = true;
-    let mut offset = 0;
-    for (number, line) in text.split_inclusive('\n').enumerate() {
+    let (mut end, mut lines) = (0, 0_u32);
+    for line in text.split_inclusive('\n') {
         let bare = line.trim_end();
         let separator = bare == "---" || bare.starts_with("--- ") || bare.starts_with("---\t");
         if separator && !directives_only {
-            chunks.push((start_line, &text[start..offset]));
-            (start, start_line) = (offset, u32::try_from(number).unwrap_or(u32::MAX));
+            return (&text[..end], lines);
         }
         directives_only = if separator { false } else { directives_only && is_preamble(bare) };
-        offset += line.len();
+        end += line.len();
+        lines = lines.saturating_add(1);
     }
-    chunks.push((start_line, &text[start..]));
-    chunks
+    (text, lines)
 }
 
 fn is_preamble(line: &str) -> bool {
     line.is_empty() || line.starts_with(['#', '%'])
 }
 
-fn read(chunk: &str, before: u32, max_object: usize) -> Vec<Document> {
+/// Reads the documents of a chunk one by one: `...` ends a document too.
+fn read(chunk: &str, before: u32, max_object: usize) -> impl Iterator<Item = Document> {
     let mut parser = Parser::new_from_str(chunk);
-    let mut documents = Vec::new();
     let mut tree = Tree::new(before, max_object);
-    let end = chunk.trim_end().chars().count();
-    loop {
-        let line = tree.start;
-        match step(&mut parser, &mut tree) {
-            Ok(Step::Continue) => {}
-            Ok(Step::Document) => {
-                let done = std::mem::replace(&mut tree, Tree::new(before, max_object));
-                if let Some(root) = done.root.filter(|root| root.value != Value::Null) {
-                    documents.push(Document { line, root: Ok(root), duplicates: done.duplicates });
+    let mut is_done = false;
+    iter::from_fn(move || {
+        while !is_done {
+            let line = tree.start;
+            match step(&mut parser, &mut tree) {
+                Ok(Step::Continue) => {}
+                Ok(Step::Document) => {
+                    let done = std::mem::replace(&mut tree, Tree::new(before, max_object));
+                    if let Some(root) = done.root.filter(|root| root.value != Value::Null) {
+                        return Some(Document { line, root: Ok(root), duplicates: done.duplicates });
+                    }
+                }
+                Ok(Step::End) => is_done = true,
+                Err(mut error) => {
+                    is_done = true;
+                    let end = chunk.trim_end().chars().count();
+                    error.cut_off = error.index.is_some_and(|index| index >= end);
+                    return Some(Document { line, root: Err(error), duplicates: Vec::new() });
                 }
             }
-            Ok(Step::End) => return documents,
-            Err(mut error) => {
-                error.cut_off = error.index.is_some_and(|index| index >= end);
-                documents.push(Document { line, root: Err(error), duplicates: Vec::new() });
-                return documents;
-            }
         }
-    }
+        None
+    })
 }
 
 enum Step {
@@ -346,7 +374,11 @@ impl Tree {
 
     /// Adds to the size of the current object.
     fn grow(&mut self, size: usize, line: u32) -> Result<(), SyntaxError> {
-        if self.is_before_item() {
+        if let Some(items) = self.items() {
+            if items >= MAX_OBJECTS && self.max_object == MAX_OBJECT {
+                let message = format!("a list has more than {MAX_OBJECTS} objects");
+                return Err(SyntaxError { too_large: true, ..self.error(line, message) });
+            }
             self.object = (0, line);
         }
         self.object.0 += size;
@@ -358,14 +390,14 @@ impl Tree {
         Err(SyntaxError { too_large: true, ..self.error(self.object.1, message) })
     }
 
-    /// Returns whether the next node is an object in a list of objects.
-    fn is_before_item(&self) -> bool {
-        let [Open { items: Items::Map(_, Some((key, _))), .. }, Open { items: Items::List(_), .. }] =
+    /// Returns the number of objects so far if the next node is an object in a list of objects.
+    fn items(&self) -> Option<usize> {
+        let [Open { items: Items::Map(_, Some((key, _))), .. }, Open { items: Items::List(nodes), .. }] =
             &self.open[..]
         else {
-            return false;
+            return None;
         };
-        key == ITEMS
+        (key == ITEMS).then_some(nodes.len())
     }
 
     fn open(&mut self, line: u32, anchor: usize, items: Items) -> Result<(), SyntaxError> {

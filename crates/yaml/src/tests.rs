@@ -31,6 +31,20 @@ fn directives_comments_empty_documents_and_windows_line_ends() {
 }
 
 #[test]
+fn the_documents_of_a_text_are_counted_without_parsing() {
+    let text = "# only a comment\n---\na: [\n---\n---\n# another\nb: 1\n--- {c: 1}\n";
+    assert_eq!([0, 1, 2, 3].map(|count| line_after(text, count)), [Some(1), Some(5), Some(8), None]);
+}
+
+#[test]
+fn documents_are_read_one_by_one() {
+    let mut documents = documents("a: 1\n...\nb: 2\n...\nc: [\n---\nd: 4\n");
+    let mut next = || documents.next().map(|document| (document.line, document.root.is_ok()));
+    assert_eq!([next(), next(), next()], [Some((1, true)), Some((3, true)), Some((5, false))]);
+    assert_eq!([next(), next()], [Some((6, true)), None]);
+}
+
+#[test]
 fn plain_scalars_are_typed_as_in_kubernetes() {
     let value = |text: &str| plain(text);
     assert_eq!(value("1"), Value::Int(1));

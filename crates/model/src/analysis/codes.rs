@@ -53,7 +53,7 @@ codes! {
         "A ConfigMap looks like the mesh configuration and is not it."
         "Write the settings to key `mesh` of ConfigMap `istio` in namespace `istio-system`."
     TooManyErrors "SKY0017" Error []
-        "A text has more documents or errors than the limits allow, and its rest is not read."
+        "A text has more objects or errors than the limits allow. With too many objects none is read, with too many errors the rest."
         "Divide the file, or correct the first errors."
 
     // Values of fields.

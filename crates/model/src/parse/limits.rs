@@ -6,14 +6,21 @@ use skysail_yaml::{Node, Value, join};
 
 use crate::{Code, Diagnostic};
 
-/// Maximum number of documents in a text. The rest is not read, and counts as unreadable.
-pub(super) const MAX_DOCUMENTS: usize = 50_000;
+/// Maximum number of objects in a text. A text with more is refused as a whole: what takes effect does not depend on
+/// the order of its objects, and most such texts are refused before an object is read.
+pub(super) const MAX_OBJECTS: usize = skysail_yaml::MAX_OBJECTS;
 /// Number of errors in a text after which its rest is not read, and counts as unreadable.
 pub(super) const MAX_ERRORS: usize = 1_000;
 /// Maximum number of warnings that are kept for a text, and of unused kinds that are counted by name.
 pub(super) const MAX_WARNINGS: usize = 1_000;
 /// Maximum number of items of a list in an object: validation compares the items of some lists with each other.
 const MAX_ITEMS: usize = 10_000;
+
+/// Returns the error for a text with too many objects, the first of them on this line.
+pub(super) fn too_many_objects(file: &Arc<str>, line: u32) -> Diagnostic {
+    let message = format!("the text has more than {MAX_OBJECTS} objects; none of them is read");
+    Diagnostic::new(Code::TooManyErrors, file, line, message).remedy("divide the file")
+}
 
 /// Returns an error if a list of an object is too long.
 pub(super) fn check(node: &Node, file: &Arc<str>) -> Option<Diagnostic> {
