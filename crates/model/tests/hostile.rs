@@ -14,7 +14,7 @@ const SIZE: usize = 10;
 /// Bound of the peak memory, in MB.
 const MAX_MEMORY: usize = 200;
 /// Bound of the number of findings of one text.
-const MAX_FINDINGS: usize = 3_000;
+const MAX_FINDINGS: usize = 12_000;
 /// Bound of the number of objects of one text.
 const MAX_OBJECTS: usize = 10_000;
 

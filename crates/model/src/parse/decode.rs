@@ -51,25 +51,36 @@ pub(super) const MAX_UNKNOWN: usize = 100;
 /// Decodes a tree. A field with an error is removed and the rest decoded again, so that all errors are reported at
 /// once.
 pub(crate) fn decode<T: de::DeserializeOwned>(node: &Node) -> Decoded<T> {
+    decode_with(node, MAX_UNKNOWN)
+}
+
+/// Decodes a tree as [`decode`], and reports at most this number of unknown fields.
+pub(super) fn decode_with<T: de::DeserializeOwned>(node: &Node, max_unknown: usize) -> Decoded<T> {
     let mut errors = Vec::new();
     let mut rest = None;
     loop {
-        let unknown = RefCell::new(Vec::new());
+        let unknown = RefCell::new(Unknown { fields: Vec::new(), max: max_unknown });
         let tree = rest.as_ref().unwrap_or(node);
         match T::deserialize(NodeReader { node: tree, line: tree.line, path: None, unknown: &unknown }) {
             Ok(value) => {
                 let value = errors.is_empty().then_some(value);
-                return Decoded { value, errors, unknown: unknown.into_inner() };
+                return Decoded { value, errors, unknown: unknown.into_inner().fields };
             }
             Err(DecodeError(finding)) => {
                 let removed = remove(rest.get_or_insert_with(|| node.clone()), &finding.path);
                 errors.push(*finding);
                 if !removed || errors.len() >= MAX_ERRORS {
-                    return Decoded { value: None, errors, unknown: unknown.into_inner() };
+                    return Decoded { value: None, errors, unknown: unknown.into_inner().fields };
                 }
             }
         }
     }
+}
+
+/// Unknown fields and their maximum number.
+struct Unknown {
+    fields: Vec<FieldError>,
+    max: usize,
 }
 
 /// Formats a path as `spec.http[0].route[1].weight`.
@@ -300,7 +311,7 @@ struct NodeReader<'a> {
     /// Line of the node's key, where a reader looks for it.
     line: u32,
     path: Option<&'a Path<'a>>,
-    unknown: &'a RefCell<Vec<FieldError>>,
+    unknown: &'a RefCell<Unknown>,
 }
 
 impl<'a> NodeReader<'a> {
@@ -437,13 +448,12 @@ impl<'de> de::MapAccess<'de> for Fields<'_> {
         for entry in self.entries.by_ref() {
             if let Some(known) = self.known {
                 if !known.contains(&entry.key.as_str()) {
-                    let path = Path { parent: self.reader.path, key: Some(&entry.key), index: 0 };
-                    let (message, remedy) = unknown_words(&entry.key, known);
-                    let (code, path) = (Code::UnknownField, path.segments());
-                    let finding = FieldError { code, path, line: entry.line, message, remedy };
                     let mut unknown = self.reader.unknown.borrow_mut();
-                    if unknown.len() < MAX_UNKNOWN {
-                        unknown.push(finding);
+                    if unknown.fields.len() < unknown.max {
+                        let path = Path { parent: self.reader.path, key: Some(&entry.key), index: 0 };
+                        let (message, remedy) = unknown_words(&entry.key, known);
+                        let (code, path) = (Code::UnknownField, path.segments());
+                        unknown.fields.push(FieldError { code, path, line: entry.line, message, remedy });
                     }
                     continue;
                 }

@@ -23,7 +23,7 @@ use crate::{
     origin::Origin,
     validate::{self, Findings},
 };
-use decode::{Decoded, decode, path_text};
+use decode::{Decoded, decode, decode_with, path_text};
 pub use fallback::Fallback;
 use key::{describe, key_of};
 use kinds::DocumentKind;
@@ -397,10 +397,12 @@ impl Reading {
 
     /// Reads an object of one of Kubernetes' types. `None` if it is refused.
     fn manifest<T: DeserializeOwned>(&mut self, node: &Node, of: &'static str) -> Option<T> {
-        let schema::Checked { mut errors, unknown, .. } = schema::check(node, of);
+        let left = MAX_WARNINGS.saturating_sub(self.warning_count);
+        let schema::Checked { mut errors, unknown, .. } = schema::check(node, of, left);
         let mut value = None;
         if errors.is_empty() {
-            let decoded = decode(node);
+            // The check has found the unknown fields.
+            let decoded = decode_with(node, 0);
             (value, errors) = (decoded.value, decoded.errors);
         }
         self.take(node, Decoded { value, errors, unknown }, Code::UnknownKubernetesField)
@@ -487,6 +489,12 @@ impl Reading {
 
     /// Adds a diagnostic. An error refuses its object.
     fn report(&mut self, mut diagnostic: Diagnostic, node: &Node) {
+        if diagnostic.severity != Severity::Error {
+            self.warning_count += 1;
+            if self.warning_count > MAX_WARNINGS {
+                return;
+            }
+        }
         diagnostic.object = cut(describe(node));
         let is_value = diagnostic.field.starts_with("data") || diagnostic.field.starts_with("stringData");
         if is_value && diagnostic.object.starts_with("Secret ") && diagnostic.message.contains("found") {
@@ -502,12 +510,9 @@ impl Reading {
                 Some(key) => _ = self.parsed.refused.entry(key).or_insert(refused),
                 None => self.parsed.unreadable = true,
             }
-        } else {
-            self.warning_count += 1;
         }
         diagnostic.field = cut(diagnostic.field);
-        let is_error = diagnostic.severity == Severity::Error;
-        if is_error && self.error_count <= MAX_ERRORS || !is_error && self.warning_count <= MAX_WARNINGS {
+        if self.error_count <= MAX_ERRORS || diagnostic.severity != Severity::Error {
             self.parsed.diagnostics.push(diagnostic);
         }
     }

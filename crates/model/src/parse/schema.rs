@@ -46,12 +46,14 @@ pub(super) struct Checked {
     pub(super) errors: Vec<FieldError>,
     /// Other unknown fields, which are only reported.
     pub(super) unknown: Vec<FieldError>,
+    /// Maximum number of unknown fields that are only reported.
+    max_unknown: usize,
     path: Vec<Segment>,
 }
 
-/// Checks an object against one of Kubernetes' types.
-pub(super) fn check(node: &Node, of: &'static str) -> Checked {
-    let mut checked = Checked::default();
+/// Checks an object against one of Kubernetes' types. Reports at most this number of unknown fields.
+pub(super) fn check(node: &Node, of: &'static str, max_unknown: usize) -> Checked {
+    let mut checked = Checked { max_unknown: max_unknown.min(MAX_UNKNOWN), ..Checked::default() };
     checked.value(node, node.line, of);
     checked
 }
@@ -122,13 +124,17 @@ impl Checked {
         for entry in entries {
             let Some(field) = fields.iter().find(|field| field.name == entry.key) else {
                 let known: Vec<&str> = fields.iter().map(|field| field.name).collect();
-                let (message, remedy) = unknown_words(&entry.key, &known);
-                let mut path = self.path.clone();
-                path.push(Segment::Key(entry.key.clone()));
-                let error = FieldError { code: Code::UnknownField, path, line: entry.line, message, remedy };
-                let found = if is_typo(&entry.key, &known) { &mut self.errors } else { &mut self.unknown };
-                if found.len() < MAX_UNKNOWN {
-                    found.push(error);
+                let (found, max) = if is_typo(&entry.key, &known) {
+                    (&mut self.errors, MAX_UNKNOWN)
+                } else {
+                    (&mut self.unknown, self.max_unknown)
+                };
+                if found.len() < max {
+                    let (message, remedy) = unknown_words(&entry.key, &known);
+                    let mut path = self.path.clone();
+                    path.push(Segment::Key(entry.key.clone()));
+                    let code = Code::UnknownField;
+                    found.push(FieldError { code, path, line: entry.line, message, remedy });
                 }
                 continue;
             };
