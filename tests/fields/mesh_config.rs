@@ -21,6 +21,7 @@ fn settings_hold_for_all_proxies() {
                 "\"x-envoy-attempt-count\":\"1\"",
                 "\"x-forwarded-host\":\"api\"",
                 ";Cert=",
+                ";Chain=",
                 "URI=spiffe://cluster.local/ns/shop/sa/buyer",
             ];
             let url = format!("http://api/logged/{client}");

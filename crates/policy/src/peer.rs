@@ -194,7 +194,7 @@ impl Peer {
 
     /// Returns the element of `x-forwarded-client-cert`; `None` without a certificate. Call it once per connection.
     pub fn forwarded_cert(&self, details: ClientCertDetails) -> Option<String> {
-        let Certificate { names, fingerprint, der, .. } = &**self.certificate.as_ref()?;
+        let Certificate { names, fingerprint, der, issuers, .. } = &**self.certificate.as_ref()?;
         let mut text = String::new();
         if let Some(local) = &self.local_principal {
             let _ = write!(text, "By={local};");
@@ -202,6 +202,10 @@ impl Peer {
         let _ = write!(text, "Hash={fingerprint}");
         if details.cert {
             let _ = write!(text, ";Cert=\"{}\"", url_encoded_pem(der));
+        }
+        if details.chain {
+            let issuers: String = issuers.iter().map(|issuer| url_encoded_pem(issuer)).collect();
+            let _ = write!(text, ";Chain=\"{}{issuers}\"", url_encoded_pem(der));
         }
         if details.subject {
             let _ = write!(text, ";Subject=\"{}\"", names.subject.replace('"', "\\\""));
@@ -566,6 +570,18 @@ mod tests {
         assert!(with_cert.ends_with(
             ";Cert=\"-----BEGIN%20CERTIFICATE-----%0AY2VydGlmaWNhdGU%3D%0A-----END%20CERTIFICATE-----%0A\""
         ));
+        let mut certificate = Certificate::new(b"certificate", skysail_identity::Peer::default());
+        certificate.issuers = [CertificateDer::from(b"issuer".to_vec())].into();
+        let with_chain = Peer::secured(Some(Rc::new(certificate)), None);
+        let with_chain =
+            with_chain.forwarded_cert(ClientCertDetails { chain: true, ..Default::default() }).unwrap();
+        assert!(
+            with_chain.ends_with(
+                ";Chain=\"-----BEGIN%20CERTIFICATE-----%0AY2VydGlmaWNhdGU%3D%0A-----END%20CERTIFICATE-----%0A\
+                 -----BEGIN%20CERTIFICATE-----%0AaXNzdWVy%0A-----END%20CERTIFICATE-----%0A\""
+            ),
+            "{with_chain}"
+        );
         assert_eq!(Peer::plain().forwarded_cert(details), None);
         let names = skysail_identity::Peer { subject: "CN=a\r\nx: y\0".into(), ..Default::default() };
         let odd = Peer::secured(Some(Rc::new(Certificate::new(b"certificate", names))), None)

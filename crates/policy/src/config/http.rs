@@ -282,6 +282,8 @@ pub struct ClientCertDetails {
     pub uri: bool,
     /// The certificate is added as URL-encoded PEM.
     pub cert: bool,
+    /// The certificate and the issuers that the client sent are added as URL-encoded PEM.
+    pub chain: bool,
 }
 
 /// Treatment of a received header. Source: `HttpConnectionManager.ForwardClientCertDetails`.

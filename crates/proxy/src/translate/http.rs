@@ -275,6 +275,7 @@ fn client_cert(proto: &Proto) -> ClientCertDetails {
         dns: set.is_some_and(|set| set.dns),
         uri: set.is_some_and(|set| set.uri),
         cert: set.is_some_and(|set| set.cert),
+        chain: set.is_some_and(|set| set.chain),
     }
 }
 
