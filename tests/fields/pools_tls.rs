@@ -39,7 +39,7 @@ fn member(issuer: &Issuer, name: &str, serial: u64) -> (String, String) {
 }
 
 /// Returns a list of one revoked certificate.
-fn revocations(issuer: &Issuer, serial: u64) -> String {
+pub(crate) fn revocations(issuer: &Issuer, serial: u64) -> String {
     let revoked = RevokedCertParams {
         serial_number: SerialNumber::from(serial),
         revocation_time: date_time_ymd(2020, 1, 1),

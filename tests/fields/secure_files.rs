@@ -2,12 +2,13 @@
 
 use std::{fs, path::Path};
 
-use rcgen::{CertificateParams, KeyPair};
+use rcgen::{CertificateParams, KeyPair, SerialNumber};
 use skysail_testkit::eventually;
 
 use crate::{
     get, mesh_with,
-    secure::{Edges, Issuer, Offer, issuer, member},
+    pools_tls::revocations,
+    secure::{Edges, Issuer, Member, Offer, issuer, member},
     wait,
 };
 
@@ -29,6 +30,16 @@ fn put_server(folder: &Path, issuer: &Issuer) {
     put(folder, "server.key", &key.serialize_pem());
 }
 
+/// Serial number of a revoked certificate.
+const REVOKED: u64 = 7;
+
+fn revoked(issuer: &Issuer) -> Member {
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(vec!["revoked".to_owned()]).unwrap();
+    params.serial_number = Some(SerialNumber::from(REVOKED));
+    Member { chain: params.signed_by(&key, issuer).unwrap(), key }
+}
+
 #[test]
 fn servers_have_certificates_in_files() {
     let [servers, newer, clients, others] = ["servers", "newer", "clients", "others"].map(issuer);
@@ -36,6 +47,8 @@ fn servers_have_certificates_in_files() {
     put_server(folder.path(), &servers);
     put(folder.path(), "clients.crt", &clients.pem());
     put(folder.path(), "others.crt", &others.pem());
+    let lists = [&clients, &others].map(|issuer| revocations(issuer, REVOKED)).concat();
+    put(folder.path(), "revoked.crl", &lists);
     let rules = RULES.replace("FOLDER", &folder.path().to_string_lossy());
     let setup = mesh_with(&rules, &["shop/edge-envoy"]);
     let mesh = setup.with(&["-p", "0:edge-skysail:443", "-p", "0:edge-envoy:443"]).ready();
@@ -54,6 +67,7 @@ fn servers_have_certificates_in_files() {
         edges.refuse(host, with(refused));
         edges.refuse(host, without);
     }
+    edges.refuse("roots.example", with(&revoked(&clients)));
     // A client of the mesh is accepted; insecureSkipVerify admits no other.
     wait(&mesh, "by-skysail", &get("http://mesh.example/", 298, &[]));
     edges.refuse("mesh.example", with(&known));

@@ -194,6 +194,13 @@ impl ServerTls {
         let all = std::iter::once(&self.ca_certificates).chain(of_pairs);
         all.map(String::as_str).find(|file| !file.is_empty()).unwrap_or_default()
     }
+
+    /// Returns whether the revocation list of `caCrl` verifies clients: only together with roots in a file.
+    pub fn has_list(&self) -> bool {
+        let has_roots = !self.root_file().is_empty() && self.ca_cert_credential_name.is_empty();
+        let verifies = matches!(self.mode, ServerTlsMode::Mutual | ServerTlsMode::OptionalMutual);
+        verifies && has_roots && self.credentials().is_empty() && !self.ca_crl.is_empty()
+    }
 }
 
 impl ServerTlsMode {

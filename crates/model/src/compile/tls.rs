@@ -155,10 +155,7 @@ pub(super) fn client(
             &mut context.validation_context_type
         && let Some(validation) = &mut combined.default_validation_context
     {
-        validation.crl = Some(core::DataSource {
-            specifier: Some(core::data_source::Specifier::Filename(settings.ca_crl.clone())),
-            ..Default::default()
-        });
+        validation.crl = Some(file_source(&settings.ca_crl));
     }
     if let Some(params) = &mut context.tls_params {
         let defaults = &mesh.tls_defaults;
@@ -170,6 +167,12 @@ pub(super) fn client(
         sni: settings.sni.clone(),
         ..Default::default()
     }))
+}
+
+/// Returns the content of a file, which the proxy reads itself.
+pub(super) fn file_source(path: &str) -> core::DataSource {
+    let specifier = Some(core::data_source::Specifier::Filename(path.to_owned()));
+    core::DataSource { specifier, ..Default::default() }
 }
 
 /// Returns the configuration of a Secret that the control plane serves.

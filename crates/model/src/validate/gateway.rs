@@ -294,10 +294,11 @@ fn check_parameters(tls: &ServerTls, field: &str, findings: &mut Findings) {
             remedy,
         );
     }
-    if !tls.ca_crl.is_empty() {
+    if !tls.ca_crl.is_empty() && !tls.has_list() {
         // Without the list, revoked certificates would be accepted.
-        let remedy = "put the list into key ca.crl of the Secret";
-        findings.add(Code::Unsupported, format!("{field}.caCrl"), "is not supported yet", remedy);
+        let message = "applies only to clients that the roots of a file verify";
+        let remedy = "set mode MUTUAL and caCertificates, or put the list into key ca.crl of the Secret";
+        findings.add(Code::Unsupported, format!("{field}.caCrl"), message, remedy);
     }
 }
 

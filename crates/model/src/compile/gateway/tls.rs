@@ -94,6 +94,7 @@ fn validation(setting: FilterSettings<'_>, from: &ServerTls) -> Option<Validatio
         match_subject_alt_names: from.subject_alt_names.iter().map(exact).collect(),
         verify_certificate_spki: from.verify_certificate_spki.clone(),
         verify_certificate_hash: from.verify_certificate_hash.clone(),
+        crl: from.has_list().then(|| tls::file_source(&from.ca_crl)),
         ..Default::default()
     };
     let source = match roots(from) {

@@ -223,6 +223,11 @@ fn certificates_come_from_several_secrets_or_files() {
             common.tls_certificate_sds_secret_configs.into_iter().map(|config| config.name).collect();
         if let Some(ValidationContextType::CombinedValidationContext(both)) = common.validation_context_type {
             names.push(both.validation_context_sds_secret_config.unwrap().name);
+            let list = both.default_validation_context.unwrap().crl.and_then(|list| list.specifier);
+            names.extend(list.map(|list| match list {
+                core::data_source::Specifier::Filename(name) => name,
+                other => panic!("{other:?}"),
+            }));
         }
         (names.join(" "), requires)
     };
@@ -240,8 +245,9 @@ fn certificates_come_from_several_secrets_or_files() {
             false,
         ),
         (
-            "{mode: MUTUAL, tlsCertificates: [{serverCertificate: /a, privateKey: /b, caCertificates: /c}]}",
-            "file-cert:/a~/b file-root:/c",
+            "{mode: MUTUAL, tlsCertificates: [{serverCertificate: /a, privateKey: /b, caCertificates: /c}], \
+             caCrl: /d}",
+            "file-cert:/a~/b file-root:/c /d",
             true,
         ),
         ("{mode: ISTIO_MUTUAL}", "default ROOTCA", true),
