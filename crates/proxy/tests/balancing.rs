@@ -313,18 +313,25 @@ async fn retries_have_a_budget() {
     })
     .await;
     // With one request in flight, a share of 100 % allows a retry. A share of 50 % is rounded down and allows
-    // none, except with a minimum of 1.
-    for (share, min, status) in [(1_000_000, 0, 200), (500_000, 0, 503), (500_000, 1, 200)] {
+    // none, except with a minimum of 1. Two requests within an interval allow one.
+    let (hour, instant) = (Some(Duration::from_secs(3600)), Some(Duration::from_nanos(1)));
+    for (share, min, interval, statuses) in [
+        (1_000_000, 0, None, [200, 200]),
+        (500_000, 0, None, [503, 503]),
+        (500_000, 1, None, [200, 200]),
+        (500_000, 0, hour, [503, 200]),
+        (1_000_000, 0, instant, [503, 503]),
+    ] {
         let mut limited = cluster(&[upstream], None);
         limited.limits.retries = 0;
-        limited.limits.budget = Some(RetryBudget { share, min });
+        limited.limits.budget = Some(RetryBudget { share, min, interval });
         let terminal = http(|_, forward| forward.retry = Some(support::retries(1)));
         let proxy = Proxy::start(listener(terminal, None), vec![limited]).await;
         let mut client = proxy.connect().await;
-        for _ in 0..2 {
+        for status in statuses {
             client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
             let head = client.head().await;
-            assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{share} {min}: {head}");
+            assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{share} {min} {interval:?}: {head}");
         }
     }
 }

@@ -356,10 +356,12 @@ impl Limits {
 /// Retry budget. Source: `envoy.config.cluster.v3.CircuitBreakers.Thresholds.RetryBudget`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryBudget {
-    /// Share of requests in flight that may be retries, in millionths.
+    /// Share of requests that may be retries, in millionths.
     pub share: u32,
     /// Number of retries that is always allowed.
     pub min: u32,
+    /// Requests that began within this time count instead of those in flight (`budget_interval`).
+    pub interval: Option<Duration>,
 }
 
 /// SNI by request. Source: `envoy.config.core.v3.UpstreamHttpProtocolOptions`.

@@ -234,7 +234,9 @@ fn retry_budget(proto: &RetryBudgetProto) -> Result<RetryBudget> {
         return Err(Reject::new("must be from 0 to 100").at_field("budget_percent"));
     }
     let share = (percent * 10_000.0).round() as u32;
-    Ok(RetryBudget { share, min: number(proto.min_retry_concurrency).unwrap_or(3) })
+    let interval = proto.budget_interval.as_ref().map(duration).transpose().at("budget_interval")?;
+    let interval = interval.filter(|interval| !interval.is_zero());
+    Ok(RetryBudget { share, min: number(proto.min_retry_concurrency).unwrap_or(3), interval })
 }
 
 fn keepalive(options: &UpstreamConnectionOptions) -> Option<Keepalive> {

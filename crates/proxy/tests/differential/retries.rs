@@ -48,7 +48,8 @@ const BEHAVIOURS: [&str; 18] = [
     "grpc14",
 ];
 
-/// Returns clusters with one HTTP/1.1 server, one HTTP/2 server, several selected by path, and none. No
+/// Returns clusters with one HTTP/1.1 server, one HTTP/2 server, several selected by path, none, and one with a retry
+/// budget. No
 /// connection is reused, because the sidecar retries at once on one that was closed while idle.
 pub(crate) fn clusters() -> Vec<Value> {
     let mut ring = servers::http1("ring-0");
@@ -60,7 +61,12 @@ pub(crate) fn clusters() -> Vec<Value> {
     ring["load_assignment"]["cluster_name"] = "ring".into();
     // No server listens on this port.
     let dead = servers::cluster("dead", 1);
-    let mut clusters = vec![servers::http1("one"), servers::http2("two"), ring, dead];
+    // One retry at a time needs 25 requests, of which retries are some. None is an hour ago.
+    let mut budget = servers::http1("budget");
+    let share =
+        json!({"budget_percent": {"value": 4}, "min_retry_concurrency": 0, "budget_interval": "3600s"});
+    add(&mut budget, json!({"circuit_breakers": {"thresholds": [{"retry_budget": share}]}}));
+    let mut clusters = vec![servers::http1("one"), servers::http2("two"), ring, dead, budget];
     for cluster in &mut clusters {
         let once = json!({"max_requests_per_connection": 1});
         for (_, options) in cluster["typed_extension_protocol_options"].as_object_mut().into_iter().flatten()
@@ -74,7 +80,7 @@ pub(crate) fn clusters() -> Vec<Value> {
 /// Returns a listener that leads to one of the clusters.
 pub(crate) fn listener(rng: &mut Rng, number: usize) -> Value {
     let mut route = json!({
-        "cluster": one(rng, &["one", "one", "two", "two", "ring", "dead"]),
+        "cluster": one(rng, &["one", "one", "two", "two", "ring", "dead", "budget", "budget"]),
         "timeout": one(rng, &["0s", "20s"]),
         "hash_policy": [{"header": {"header_name": ":path"}}],
     });

@@ -158,7 +158,7 @@ fn connection_pools_have_envoys_defaults() {
         ..UpstreamConnectionOptions::default()
     });
     let cluster = expected(proto.clone()).unwrap();
-    assert_eq!(cluster.limits.budget, Some(RetryBudget { share: 125_000, min: 3 }));
+    assert_eq!(cluster.limits.budget, Some(RetryBudget { share: 125_000, min: 3, interval: None }));
     assert_eq!((cluster.limits.connections_per_host, cluster.limits.connections), (4, 1024));
     let time = Some(Duration::from_secs(70));
     assert_eq!(cluster.keepalive, Some(Keepalive { time, ..Keepalive::default() }));

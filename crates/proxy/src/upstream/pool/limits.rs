@@ -7,6 +7,7 @@
 use std::{
     rc::Rc,
     sync::atomic::{AtomicU32, Ordering::Relaxed},
+    time::Instant,
 };
 
 use super::{Host, Pool, increment};
@@ -78,6 +79,9 @@ impl Pool {
             self.log_limit(Limit::Requests);
             return None;
         }
+        if let Some(interval) = self.cluster.limits.budget.and_then(|budget| budget.interval) {
+            self.cluster.usage.recent.add(interval, Instant::now());
+        }
         host.requests.set(host.requests.get() + 1);
         increment(&host.totals.requests);
         self.stats.rq_total.inc();
@@ -90,7 +94,10 @@ impl Pool {
         let Limits { retries, budget, .. } = self.cluster.limits;
         let limit = budget.map_or(retries, |budget| {
             let usage = &self.cluster.usage;
-            let requests = u64::from(usage.requests.load(Relaxed)) + u64::from(usage.pending.load(Relaxed));
+            let requests = match budget.interval {
+                Some(interval) => usage.recent.count(interval, Instant::now()),
+                None => u64::from(usage.requests.load(Relaxed)) + u64::from(usage.pending.load(Relaxed)),
+            };
             let share = requests * u64::from(budget.share) / 1_000_000;
             u32::try_from(share).unwrap_or(u32::MAX).max(budget.min)
         });
