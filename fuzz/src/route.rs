@@ -147,6 +147,7 @@ fn routes() -> Vec<Route> {
         metadata: None,
         decorator: None,
         tracing: None,
+        stat_prefix: None,
     };
     all.map(route).into()
 }

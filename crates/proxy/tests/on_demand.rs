@@ -47,6 +47,7 @@ fn host(name: &str) -> Arc<VirtualHost> {
         metadata: None,
         decorator: None,
         tracing: None,
+        stat_prefix: None,
     };
     Arc::new(VirtualHost {
         name: name.into(),

@@ -115,6 +115,8 @@ pub struct Route {
     pub decorator: Option<Decorator>,
     /// Tracing settings; `None`: those of the connection manager.
     pub tracing: Option<Box<RouteTracing>>,
+    /// Name under which the route's responses are counted; `None`: they are not.
+    pub stat_prefix: Option<Arc<str>>,
 }
 
 /// A route's setting for a filter. It replaces or extends the filter's own settings.

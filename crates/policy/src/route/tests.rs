@@ -43,6 +43,7 @@ fn route(name: &str, matches: RouteMatch) -> Route {
         metadata: None,
         decorator: None,
         tracing: None,
+        stat_prefix: None,
     }
 }
 

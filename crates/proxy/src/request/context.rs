@@ -174,6 +174,8 @@ pub(crate) struct RequestOutcome<'a> {
     pub(crate) started: Instant,
     /// Status of the response; 0 if there was none.
     pub(crate) status: u16,
+    /// Status of the failure that was answered; 0 if there was none. Clients of gRPC get 200 instead.
+    pub(crate) failed: u16,
     pub(crate) flags: Flags,
     /// Response code details.
     pub(crate) details: Cow<'static, str>,
@@ -239,6 +241,7 @@ impl<'a> RequestContext<'a> {
                 start: SystemTime::now(),
                 started,
                 status: 0,
+                failed: 0,
                 flags: Flags::NONE,
                 details: Cow::Borrowed(""),
                 failure: Box::default(),

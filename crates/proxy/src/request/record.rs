@@ -38,6 +38,15 @@ impl RequestContext<'_> {
                 worker.shard.request_changed(&stats.http, &context);
             }
         }
+        if let Ok(found) = &self.decision.found
+            && let Some(prefix) = &found.route.stat_prefix
+            && self.outcome.pool.is_some()
+            && record.status > 0
+        {
+            let status = if self.outcome.failed > 0 { self.outcome.failed } else { record.status };
+            let retries = u64::from(record.attempts).saturating_sub(1);
+            worker.shard.route(&found.host.name, prefix, status, retries);
+        }
         if let Some(trace) = &self.outcome.trace {
             trace.export_request(worker, &context, self.outcome.grpc_status);
         }

@@ -263,6 +263,7 @@ impl RequestContext<'_> {
         if self.outcome.attempts > 1 {
             text = text.replace("reset reason:", "retried and the latest reset reason:").into();
         }
+        self.outcome.failed = answer.status;
         if let Err(error) = self.local_reply(answer.status, &headers, text.as_bytes()).await {
             self.count_failure(&error.kind);
         }

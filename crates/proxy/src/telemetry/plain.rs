@@ -228,6 +228,16 @@ fn plain_name(name: &str, labels: &[(&str, String)]) -> String {
             GROUPS.iter().find_map(|group| Some((group, rest.strip_prefix(group)?.strip_prefix('_')?)));
         group.map_or_else(|| rest.to_owned(), |(group, rest)| format!("{group}.{rest}"))
     };
+    if let (Some(rest), Some(host), Some(route)) =
+        (name.strip_prefix("envoy_vhost_route_"), label("envoy_virtual_host"), label("envoy_route"))
+    {
+        let rest = match (label("envoy_response_code"), label("envoy_response_code_class")) {
+            (Some(code), _) => format!("upstream_rq_{code}"),
+            (None, Some(class)) => format!("upstream_rq_{class}xx"),
+            (None, None) => rest.to_owned(),
+        };
+        return format!("vhost.{host}.route.{route}.{rest}");
+    }
     for (prefix, owner, scope) in [
         ("envoy_cluster_", "cluster_name", "cluster"),
         ("envoy_http_", "http_conn_manager_prefix", "http"),
@@ -289,6 +299,11 @@ mod tests {
                 "envoy_http_local_rate_limit_ok",
                 r#"envoy_local_http_ratelimit_prefix="shop/a/b""#,
                 "shop/a/b.http_local_rate_limit.ok",
+            ),
+            (
+                "envoy_vhost_route_upstream_rq_xx",
+                r#"envoy_response_code_class="2",envoy_virtual_host="a.b:80",envoy_route="c.d""#,
+                "vhost.a.b:80.route.c.d.upstream_rq_2xx",
             ),
             ("envoy_http2_keepalive_timeout", r#"http_conn_manager_prefix="b""#, "http2.keepalive_timeout"),
             (

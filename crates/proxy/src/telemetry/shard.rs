@@ -35,10 +35,12 @@ use skysail_policy::{
 };
 
 mod hasher;
+mod routes;
 #[cfg(test)]
 mod tests;
 
 use hasher::KeyHasher;
+use routes::RouteStats;
 
 /// Maximum number of keys; beyond it all are dropped and found again by their labels.
 const MAX_KEYS: usize = 8_192;
@@ -87,6 +89,7 @@ struct Numbers {
     rate_limits: Map<Arc<str>, Rc<RateLimitStats>>,
     /// By prefix.
     local_limits: Map<Arc<str>, Rc<LocalLimitStats>>,
+    routes: RouteStats,
     managers: Map<Arc<str>, Rc<ManagerStats>>,
     listeners: Map<Arc<str>, Rc<ListenerStats>>,
     connection_limits: Map<Arc<str>, Rc<ConnectionLimitStats>>,
@@ -271,6 +274,11 @@ impl Shard {
         Rc::clone(self.numbers.borrow_mut().local_limits.entry(Arc::clone(prefix)).or_default())
     }
 
+    /// Counts a forwarded request of a route with a `stat_prefix`, its response and its retries.
+    pub(crate) fn route(&self, host: &Arc<str>, prefix: &Arc<str>, status: u16, retries: u64) {
+        self.numbers.borrow_mut().routes.add(host, prefix, status, retries);
+    }
+
     /// Returns the statistics of an HTTP connection manager, by its prefix.
     pub fn manager(&self, stat_prefix: &Arc<str>) -> Rc<ManagerStats> {
         Rc::clone(self.numbers.borrow_mut().managers.entry(Arc::clone(stat_prefix)).or_default())
@@ -328,6 +336,7 @@ impl Shard {
         for ((cluster, what), stats) in &numbers.exports {
             samples.push((format!("{},what=\"{what}\"", label("cluster_name", cluster)), stats.samples()));
         }
+        numbers.routes.samples(&mut samples);
         ShardSnapshot {
             http: numbers.http.series.clone(),
             tcp: numbers.tcp.series.clone(),
@@ -518,6 +527,7 @@ impl Numbers {
             })
             .collect();
         self.managers.retain(|prefix, stats| Rc::strong_count(stats) > 1 || prefixes.contains(&**prefix));
+        self.routes.forget();
         // Limits of routes are not looked up: few prefixes are kept without that.
         if self.local_limits.len() > MAX_LIMITS {
             self.local_limits.clear();

@@ -169,6 +169,7 @@ fn route(proto: &RouteProto, filters: &PerFilter, retry: Option<&Arc<RetryPolicy
         metadata: lua::metadata(proto.metadata.as_ref())?,
         decorator: proto.decorator.as_ref().and_then(trace::decorator),
         tracing: proto.tracing.as_ref().map(trace::route).transpose().at("tracing")?.map(Box::new),
+        stat_prefix: (!proto.stat_prefix.is_empty()).then(|| proto.stat_prefix.as_str().into()),
     })
 }
 

@@ -175,6 +175,11 @@ fn differences(
         }
         requests.push(request);
     }
+    let [theirs, ours] = twins.route_stats();
+    if theirs != ours {
+        differences.push(format!("statistics of routes\n{}", compared(&theirs, &ours)));
+        return differences;
+    }
     let [theirs, ours] = twins.logs();
     let mut unread = 0;
     for (case, request) in requests.iter().enumerate() {

@@ -88,9 +88,9 @@ pub(crate) fn listener(rng: &mut Rng, number: usize) -> Value {
         add(&mut route, json!({"retry_policy": policy(rng)}));
     }
     let host = json!({
-        "name": "a",
+        "name": format!("a.{number}:80"),
         "domains": ["*"],
-        "routes": [{"match": {"prefix": "/"}, "route": route}],
+        "routes": [{"match": {"prefix": "/"}, "route": route, "stat_prefix": one(rng, &["", "of.route"])}],
         "include_request_attempt_count": rng.bool(),
     });
     let manager = json!({

@@ -98,6 +98,20 @@ impl Twins {
         })
     }
 
+    /// Returns the counters of both for routes with a `stat_prefix`.
+    pub(crate) fn route_stats(&self) -> [String; 2] {
+        let compared = |name: &str| {
+            let counted = name.rsplit_once(".upstream_rq_").map_or("", |(_, counted)| counted);
+            counted == "completed" || counted == "retry" || counted.starts_with(|c: char| c.is_ascii_digit())
+        };
+        [&self.envoy, &self.skysail].map(|proxy| {
+            let text = page(admin(proxy.folder.path()).unwrap(), "/stats?filter=vhost").1;
+            let lines = text.lines().filter_map(|line| line.split_once(": "));
+            let lines = lines.filter(|(name, count)| compared(name) && *count != "0");
+            lines.map(|(name, count)| format!("{name}: {count}\n")).collect()
+        })
+    }
+
     /// Returns the log lines of both by case, once no more arrive.
     pub(crate) fn logs(&self) -> [HashMap<String, Value>; 2] {
         let proxies = [&self.envoy, &self.skysail];

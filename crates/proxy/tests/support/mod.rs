@@ -384,6 +384,7 @@ fn table(forward: Forward) -> RouteTable {
         metadata: None,
         decorator: None,
         tracing: None,
+        stat_prefix: None,
     };
     let host = VirtualHost {
         name: "all".into(),
