@@ -62,7 +62,7 @@ fn matches_select_a_rule() {
     // The name of a rule and that of its match are the name of the route.
     for client in CLIENTS {
         let stats = mesh.call(client, "http://127.0.0.1:15000/stats?filter=vhost", &[]).body;
-        let counted = "vhost.api.shop.svc.cluster.local:80.route.of.prefix.upstream_rq_200: ";
+        let counted = "api.shop.svc.cluster.local:80.route.of.prefix.upstream_rq_200: ";
         assert!(stats.contains(counted), "{client}: {stats}");
         wait_logged(&mesh, &[client, "-c", "proxy"], &["GET /named ", "named.of-match"]);
     }

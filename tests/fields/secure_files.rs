@@ -54,6 +54,7 @@ fn servers_have_certificates_in_files() {
     let mesh = setup.with(&["-p", "0:edge-skysail:443", "-p", "0:edge-envoy:443"]).ready();
     let edges = Edges::of(&mesh, &servers);
     let (known, stranger) = (member(&clients, "client"), member(&others, "client"));
+    let revoked = revoked(&clients);
     let without = Offer::default();
     let with = |member| Offer { member: Some(member), ..without };
 
@@ -67,7 +68,7 @@ fn servers_have_certificates_in_files() {
         edges.refuse(host, with(refused));
         edges.refuse(host, without);
     }
-    edges.refuse("roots.example", with(&revoked(&clients)));
+    edges.refuse("roots.example", with(&revoked));
     // A client of the mesh is accepted; insecureSkipVerify admits no other.
     wait(&mesh, "by-skysail", &get("http://mesh.example/", 298, &[]));
     edges.refuse("mesh.example", with(&known));
