@@ -44,7 +44,7 @@ fn values_become_messages() {
         "perConnectionBufferLimitBytes": 16384,
         "circuit_breakers": {"thresholds": [{"max_retries": 9}]},
         "metadata": {"filter_metadata": {"a": {"b": [1, "c", null]}}},
-        "dns_lookup_family": null, "dns_refresh_rate": "1m500ms",
+        "dns_lookup_family": null, "cleanup_interval": "1m500ms",
     });
     let cluster = Cluster::decode(encode(&make(CLUSTER, value)).as_slice()).unwrap();
     assert_eq!(cluster.name, "c");
@@ -53,7 +53,7 @@ fn values_become_messages() {
     assert_eq!(cluster.circuit_breakers.unwrap().thresholds[0].max_retries.unwrap().value, 9);
     assert!(cluster.metadata.unwrap().filter_metadata.contains_key("a"));
     assert_eq!(cluster.dns_lookup_family, 0);
-    let rate = cluster.dns_refresh_rate.unwrap();
+    let rate = cluster.cleanup_interval.unwrap();
     assert_eq!((rate.seconds, rate.nanos), (60, 500_000_000));
 }
 
