@@ -12,6 +12,7 @@ mod coverage;
 pub mod diagnostic;
 pub mod fields;
 pub mod files;
+mod go_duration;
 pub mod origin;
 mod parse;
 mod reflect;

@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 use skysail_yaml::join;
 
 use super::{ANY, descriptor_of_url, pack};
-use crate::{api::Duration, spelling::nearest};
+use crate::{go_duration, spelling::nearest};
 
 /// Key of the type of a packed message.
 const TYPE: &str = "@type";
@@ -164,8 +164,8 @@ fn scalar(field: &FieldDescriptor, value: &Json, path: &str) -> Result<Value, Ty
 
 /// Returns a duration as seconds. Istio reads durations as Go does, such as `500ms` or `1m`.
 fn seconds(value: &Json) -> Json {
-    match value.as_str().and_then(Duration::parse) {
-        Some(Duration(length)) => format!("{}.{:09}s", length.as_secs(), length.subsec_nanos()).into(),
+    match value.as_str().and_then(go_duration::parse) {
+        Some(length) => format!("{}.{:09}s", length.as_secs(), length.subsec_nanos()).into(),
         None => value.clone(),
     }
 }

@@ -78,6 +78,28 @@ impl World {
         })
     }
 
+    /// Returns whether a policy or a Gateway refers to a ConfigMap with certificates.
+    pub(in crate::world) fn uses_root_map(&self, namespace: &str, name: &str) -> bool {
+        let mut policies = self.backend_tls_policies.in_namespace(namespace);
+        let is_of_policy = policies.any(|entry| {
+            let refs = &entry.object.spec.validation.ca_certificate_refs;
+            refs.iter().any(|of| of.name == name)
+        });
+        let mut gateways = self.kubernetes_gateways.iter().map(|entry| &*entry.object);
+        is_of_policy
+            || gateways.any(|gateway| {
+                let mut refs = gateway
+                    .spec
+                    .tls
+                    .iter()
+                    .flat_map(|tls| tls.frontend.validations())
+                    .flat_map(|of| &of.ca_certificate_refs);
+                refs.any(|of| {
+                    of.name == name && of.namespace.as_ref().unwrap_or(&gateway.meta.namespace) == namespace
+                })
+            })
+    }
+
     fn referrer<'a>(&'a self, kind: Kind, meta: &'a Meta) -> Referrer<'a> {
         Referrer { world: self, from: (GROUP, kind.as_str()), namespace: &meta.namespace }
     }
