@@ -9,8 +9,7 @@ pub(crate) fn distance(one: &str, other: &str) -> usize {
     if one.len().max(other.len()) > MAX_WORD {
         return one.len().abs_diff(other.len()).max(3);
     }
-    let length = one.chars().count().abs_diff(other.chars().count());
-    let difference = if length > 2 { length } else { different_letters(one, other) };
+    let difference = one.chars().count().abs_diff(other.chars().count()).max(different_letters(one, other));
     if difference > 2 { difference } else { strsim::damerau_levenshtein(one, other) }
 }
 

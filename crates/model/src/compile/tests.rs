@@ -367,9 +367,6 @@ fn the_nearest_endpoints_come_first_with_outlier_detection() {
         )
         .unwrap();
         world.identify(&mut node, "Kubernetes").unwrap();
-        // Proxies of all nodes have equal views otherwise.
-        let has_node = node.view.labels.contains_key(api::kube::HOSTNAME);
-        assert_eq!(has_node, policy.contains(api::kube::HOSTNAME), "{policy}");
         let (made, _) = compile(&world, &node.view);
         let name = "outbound|80||db.shop.svc.cluster.local";
         let assignment: pb::endpoint::ClusterLoadAssignment = get(&made, Kind::Endpoint, name);
@@ -407,7 +404,6 @@ fn the_nearest_endpoints_come_first_with_outlier_detection() {
     assert_eq!(assignment(&labels("rack")), (vec![1, 1, 0, 1], true));
     assert_eq!(assignment(&labels("rack=one")), (vec![1, 0, 1, 0], true));
     assert_eq!(assignment(&labels("topology.kubernetes.io/zone, rack")), (vec![2, 1, 0, 2], true));
-    assert_eq!(assignment(&labels("kubernetes.io/hostname")), (vec![1, 0, 0, 1], true));
     // Without outlier detection a failing endpoint would not be noticed.
     let alone = "{loadBalancer: {localityLbSetting: {failoverPriority: [rack]}}}";
     assert_eq!(assignment(alone), (vec![0, 0, 0, 0], false));

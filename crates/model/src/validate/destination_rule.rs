@@ -6,6 +6,7 @@ use crate::api::{
     destination_rule::{
         ClientTls, ClientTlsMode, ConnectionPool, ConsistentHash, LoadBalancer, OutlierDetection, Tunnel,
     },
+    kube::HOSTNAME,
 };
 
 /// Checks a DestinationRule.
@@ -154,6 +155,18 @@ fn settings(
     }
 }
 
+/// Warns about labels of nodes in a list of labels for failover.
+fn hostnames(labels: &[String], field: &str, findings: &mut Findings) {
+    for (index, _) in labels.iter().enumerate().filter(|(_, label)| *label == HOSTNAME) {
+        findings.add(
+            Code::NoEffect,
+            format!("{field}.failoverPriority[{index}]"),
+            "has no effect: the node of a client is unknown, so no endpoint has the same value",
+            "use another label, or set a value for this one",
+        );
+    }
+}
+
 fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
     if balancer.simple.is_some() && balancer.consistent_hash.is_some() {
         findings.add(
@@ -166,9 +179,12 @@ fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
     if let Some(hash) = &balancer.consistent_hash {
         consistent_hash(hash, &format!("{field}.consistentHash"), findings);
     }
-    if balancer.zone_aware_lb_setting.is_some() && balancer.locality_lb_setting.is_some() {
-        let message = "zoneAwareLbSetting and localityLbSetting exclude each other";
-        findings.add(Code::ExclusiveFields, field, message, "remove one of them");
+    if let Some(zones) = &balancer.zone_aware_lb_setting {
+        if balancer.locality_lb_setting.is_some() {
+            let message = "zoneAwareLbSetting and localityLbSetting exclude each other";
+            findings.add(Code::ExclusiveFields, field, message, "remove one of them");
+        }
+        hostnames(&zones.failover_priority, &format!("{field}.zoneAwareLbSetting"), findings);
     }
     if let Some(locality) = &balancer.locality_lb_setting {
         let field = format!("{field}.localityLbSetting");
@@ -180,6 +196,7 @@ fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
                 "remove one of them",
             );
         }
+        hostnames(&locality.failover_priority, &field, findings);
         for (index, distribute) in locality.distribute.iter().enumerate() {
             if distribute.to.values().sum::<u32>() != 100 {
                 findings.add(

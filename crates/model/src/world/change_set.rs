@@ -6,9 +6,7 @@ use super::{World, hosts, mesh_hosts};
 use crate::{
     ClientScope, ObjectKey, ProxyView, Role,
     api::{
-        Kind, Labels, Pod, Protocol, Service, ServicePort, Typed, VirtualService,
-        destination_rule::LoadBalancer,
-        kube::{HOSTNAME, SliceEndpoint},
+        Kind, Labels, Pod, Protocol, Service, ServicePort, Typed, VirtualService, kube::SliceEndpoint,
         mesh_config, selects,
     },
     world::WELL_KNOWN_PORT,
@@ -244,11 +242,8 @@ impl World {
         let Some(rule) = rule else { return ChangeSet::nothing() };
         let host = hosts::fqdn(&rule.spec.host, namespace);
         let services: Vec<_> = self.all_of_host(&host).collect();
-        let mut labels = rule.spec.balancers().flat_map(LoadBalancer::label_keys);
-        // The views of proxies contain their nodes only while a rule prefers endpoints by node.
-        let prefers_nodes = labels.any(|label| label == HOSTNAME);
         // A rule with a wildcard also applies to services with narrower hosts.
-        if services.is_empty() || host.starts_with('*') || prefers_nodes {
+        if services.is_empty() || host.starts_with('*') {
             return ChangeSet::everything();
         }
         let name =

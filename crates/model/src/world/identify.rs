@@ -9,7 +9,7 @@ use crate::{
     ProxyNode, ProxyView,
     api::{
         Pod, Typed,
-        kube::{HOSTNAME, Locality},
+        kube::Locality,
         proxy_config::{self, HttpSettings, ProxySettings},
     },
 };
@@ -32,7 +32,7 @@ pub struct AccountMismatch {
 
 impl World {
     /// Replaces the properties that a proxy declared by those of its pod, which runs in the cluster `home`. If the pod
-    /// is unknown, only the locality and the node's name are replaced, by those of the Kubernetes node. Returns whether the pod is known.
+    /// is unknown, only the locality is replaced, by that of the Kubernetes node. Returns whether the pod is known.
     ///
     /// # Errors
     /// Fails if the pod runs under another service account.
@@ -40,7 +40,6 @@ impl World {
         let known = self.identify_pod(&node.pod, &node.ips, home, &mut node.view)?;
         if !known {
             self.set_locality(&node.node_name, &mut node.view);
-            self.set_hostname(&node.node_name, &mut node.view);
         }
         Ok(known)
     }
@@ -91,19 +90,10 @@ impl World {
         let preferred = pod.spec.ips.iter().find(|ip| ip.is_ipv4() == view.ipv4);
         view.address = preferred.filter(|_| has_ingress).copied();
         self.set_locality(&pod.spec.node, view);
-        self.set_hostname(&pod.spec.node, view);
         let network = self.topology().network_of(&pod.meta.labels, pod.spec.ips.first().copied(), home);
         network.clone_into(&mut view.network);
         let settings = pod.meta.annotations.get(proxy_config::ANNOTATION);
         view.settings = settings.map(|text| Arc::new(annotated(text))).unwrap_or_default();
-    }
-
-    /// Adds the name of a proxy's Kubernetes node to its labels, as Istio does, if endpoints are preferred by it.
-    /// Otherwise proxies of all nodes have equal views.
-    fn set_hostname(&self, node: &str, view: &mut ProxyView) {
-        if !node.is_empty() && self.prefers_nodes() {
-            Arc::make_mut(&mut view.labels).insert(HOSTNAME.to_owned(), node.to_owned());
-        }
     }
 
     /// Sets the locality of a proxy to that of its Kubernetes node, if known.

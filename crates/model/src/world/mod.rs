@@ -80,7 +80,7 @@ use crate::{
         WorkloadEntry, WorkloadGroup,
         destination_rule::{LoadBalancer, LocalityLb, ZoneAwareLb},
         gateway_api as gateway_api_kinds,
-        kube::{HOSTNAME, Locality},
+        kube::Locality,
         mesh_config, selects,
     },
     origin::Origin,
@@ -428,21 +428,10 @@ impl World {
         let rules = || self.destination_rules.iter().map(|entry| &entry.object.spec);
         let selectors = rules().filter_map(|rule| rule.workload_selector.as_ref());
         let selected = selectors.flat_map(|selector| selector.match_labels.keys());
-        matched.chain(selected).chain(self.failover_labels()).cloned().collect()
-    }
-
-    /// Returns the keys of client labels that decide the priority of endpoints.
-    fn failover_labels(&self) -> impl Iterator<Item = &String> {
-        let rules = self.destination_rules.iter().map(|entry| &entry.object.spec);
-        let balanced = rules.flat_map(DestinationRule::balancers).flat_map(LoadBalancer::label_keys);
+        let balanced = rules().flat_map(DestinationRule::balancers).flat_map(LoadBalancer::label_keys);
         let everywhere = self.mesh().locality_lb_setting.iter().flat_map(LocalityLb::label_keys);
         let zones = self.mesh().zone_aware_lb_setting.iter().flat_map(ZoneAwareLb::label_keys);
-        balanced.chain(everywhere).chain(zones)
-    }
-
-    /// Returns whether the Kubernetes node of a client decides the priority of endpoints.
-    fn prefers_nodes(&self) -> bool {
-        self.failover_labels().any(|label| label == HOSTNAME)
+        matched.chain(selected).chain(balanced).chain(everywhere).chain(zones).cloned().collect()
     }
 
     /// Returns all pods, by namespace and name.
