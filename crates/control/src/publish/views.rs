@@ -79,6 +79,8 @@ impl State {
         let is_known =
             self.world.identify(&mut node, &settings.cluster_id).map_err(Refused::AccountMismatch)?;
         let view = node.view;
+        // A proxy declares its idle timeout, of which there are many.
+        let is_known = is_known && view.idle_timeout.is_none();
         self.check_view(&client.accounted_to, &view, is_known, settings)?;
         let scope = ClientScope::of(&view, &self.grouping);
         let published = self.scopes.get(&scope).and_then(|entry| entry.published.as_ref());

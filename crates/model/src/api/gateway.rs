@@ -175,11 +175,11 @@ impl Server {
 }
 
 impl ServerTls {
-    /// Returns the names of the Secrets with certificates.
+    /// Returns the names of the Secrets with certificates; none if the certificate is that of the mesh.
     pub fn credentials(&self) -> Vec<&str> {
         let one = std::iter::once(&self.credential_name).filter(|_| self.credential_names.is_empty());
         let names = self.credential_names.iter().chain(one);
-        names.map(String::as_str).filter(|name| !name.is_empty()).collect()
+        names.map(String::as_str).filter(|name| !name.is_empty() && *name != MESH_CREDENTIAL).collect()
     }
 
     /// Returns whether the proxy's certificate of the mesh is presented.

@@ -1,6 +1,6 @@
 //! Validation of DestinationRules.
 
-use super::{Code, Finding, Findings, export_to, host, is_label_text, percent, port, positive};
+use super::{Code, Finding, Findings, export_to, host, is_label_text, percent, port, positive, secret_name};
 use crate::api::{
     DestinationRule, TrafficPolicy,
     destination_rule::{
@@ -314,6 +314,7 @@ fn client_tls(tls: &ClientTls, field: &str, findings: &mut Findings) {
         (&tls.credential_name, "credentialName"),
     ];
     let credential = !tls.credential_name.is_empty();
+    secret_name(&tls.credential_name, &format!("{field}.credentialName"), findings);
     for (value, name) in [files[0], files[1], files[2], (&tls.ca_crl, "caCrl")] {
         if credential && !value.is_empty() {
             let message = "is not allowed together with credentialName";

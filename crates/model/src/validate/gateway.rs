@@ -1,9 +1,9 @@
 //! Validation of Gateway.
 
-use super::{Code, Finding, Findings, host, is_label_text, port};
+use super::{Code, Finding, Findings, host, is_label_text, port, secret_name};
 use crate::api::{
     Gateway, Protocol,
-    gateway::{MESH_CREDENTIAL, Server, ServerTls, ServerTlsMode, TlsVersion},
+    gateway::{Server, ServerTls, ServerTlsMode, TlsVersion},
 };
 
 /// Cipher suites that Istio accepts.
@@ -203,21 +203,13 @@ fn check_credentials(tls: &ServerTls, field: &str, findings: &mut Findings) {
         return;
     }
     let names = tls.credentials();
-    let secrets = names.iter().filter(|name| **name != MESH_CREDENTIAL).map(|name| ("credentialName", *name));
+    let secrets = names.iter().map(|name| ("credentialName", *name));
     let roots = [("caCertCredentialName", tls.ca_cert_credential_name.as_str())];
-    for (which, name) in secrets.chain(roots.into_iter().filter(|(_, name)| !name.is_empty())) {
-        // Secrets of the proxy's own namespace only: a Gateway of any namespace may select the proxy.
-        if !name
-            .strip_prefix("kubernetes://")
-            .unwrap_or(name)
-            .split('.')
-            .all(|part| is_label_text(part, false))
-        {
-            let message = format!("{name:?} is not the name of a Secret");
-            findings.add(Code::InvalidName, format!("{field}.{which}"), message, "write the name alone");
-        }
+    // Secrets of the proxy's own namespace only: a Gateway of any namespace may select the proxy.
+    for (which, name) in secrets.chain(roots) {
+        secret_name(name, &format!("{field}.{which}"), findings);
     }
-    if !names.is_empty() {
+    if !names.is_empty() || tls.has_mesh_certificate() {
         return;
     }
     if !tls.tls_certificates.is_empty() {
@@ -296,7 +288,7 @@ fn check_parameters(tls: &ServerTls, field: &str, findings: &mut Findings) {
     }
     if !tls.ca_crl.is_empty() && !tls.has_list() {
         // Without the list, revoked certificates would be accepted.
-        let message = "applies only to clients that the roots of a file verify";
+        let message = "is supported together with caCertificates only";
         let remedy = "set mode MUTUAL and caCertificates, or put the list into key ca.crl of the Secret";
         findings.add(Code::Unsupported, format!("{field}.caCrl"), message, remedy);
     }

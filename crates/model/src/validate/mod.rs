@@ -274,6 +274,16 @@ fn is_dns_name(name: &str) -> bool {
 }
 
 /// Returns whether a text is a label of RFC 1123. As in Istio, host names (`loose`) may also have `_` and capitals.
+/// Checks the name of a Secret in the proxy's own namespace, with an optional `kubernetes://`. Names of other schemes would
+/// be those of other namespaces.
+fn secret_name(name: &str, field: &str, findings: &mut Findings) {
+    let bare = name.strip_prefix("kubernetes://").unwrap_or(name);
+    if !name.is_empty() && !bare.split('.').all(|part| is_label_text(part, false)) {
+        let message = format!("{name:?} is not the name of a Secret");
+        findings.add(Code::InvalidName, field, message, "write the name alone");
+    }
+}
+
 fn is_label_text(part: &str, loose: bool) -> bool {
     let good = |c: char| {
         c.is_ascii_lowercase() || c.is_ascii_digit() || loose && (c.is_ascii_uppercase() || c == '_')

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    CONFIG_MAP, World,
+    CONFIG_MAP, CREDENTIAL, World,
     hosts::{by_age, exported, most_specific},
     store::Entry,
 };
@@ -86,9 +86,10 @@ impl World {
         let with_credential =
             self.destination_rules.iter().filter(|entry| entry.object.spec.has_credential());
         let applying = with_credential.filter(applies).map(|entry| &entry.object.spec);
-        // Only policies of Gateway API refer to ConfigMaps.
+        // Only Gateway API refers to ConfigMaps and to objects of other namespaces, which it checks to be permitted.
         let may_use = |rule: &DestinationRule, tls: &&ClientTls| {
-            rule.is_derived || !tls.credential_name.starts_with(CONFIG_MAP)
+            let name = &tls.credential_name;
+            rule.is_derived || !(name.starts_with(CONFIG_MAP) || name.starts_with(CREDENTIAL))
         };
         applying.flat_map(|rule| rule.credentials().filter(move |tls| may_use(rule, tls))).collect()
     }

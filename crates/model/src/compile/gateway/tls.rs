@@ -45,7 +45,7 @@ pub(super) fn socket(setting: FilterSettings<'_>, from: &ServerTls, tcp: bool) -
 
 /// Returns the names of the secrets that a server needs from the control plane.
 pub(super) fn secrets(from: &ServerTls) -> Vec<String> {
-    if from.mode.is_passthrough() || from.has_mesh_certificate() {
+    if from.mode.is_passthrough() || from.mode == ServerTlsMode::IstioMutual {
         return Vec::new();
     }
     from.credentials().into_iter().map(full).chain(roots(from)).collect()
@@ -100,6 +100,7 @@ fn validation(setting: FilterSettings<'_>, from: &ServerTls) -> Option<Validatio
     let source = match roots(from) {
         _ if from.mode == ServerTlsMode::IstioMutual => tls::trust(setting.mesh),
         Some(name) => from_control_plane(name),
+        None if from.mode.verifies_clients() && from.has_mesh_certificate() => tls::trust(setting.mesh),
         None if from.mode.verifies_clients() => tls::file(&format!("file-root:{}", from.root_file())),
         None if from.subject_alt_names.is_empty() => return None,
         None => return Some(ValidationContextType::ValidationContext(default)),

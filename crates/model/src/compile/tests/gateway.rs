@@ -252,6 +252,12 @@ fn certificates_come_from_several_secrets_or_files() {
         ),
         ("{mode: ISTIO_MUTUAL}", "default ROOTCA", true),
         ("{mode: SIMPLE, credentialName: 'builtin://'}", "default", false),
+        ("{mode: MUTUAL, credentialName: 'builtin://'}", "default ROOTCA", true),
+        (
+            "{mode: MUTUAL, credentialName: 'builtin://', caCertCredentialName: roots}",
+            "default kubernetes://roots",
+            true,
+        ),
     ] {
         assert_eq!(sources(tls), (names.to_owned(), requires), "{tls}");
     }

@@ -17,7 +17,7 @@ pub struct ObjectCondition {
     pub condition: StatusCondition,
 }
 
-/// What the status of an object in a cluster would have.
+/// Status of an object, as a cluster would show it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterStatus {
     /// Conditions.

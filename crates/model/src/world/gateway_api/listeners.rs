@@ -165,16 +165,13 @@ impl<'a> GatewayListener<'a> {
 
     /// Returns whether another listener with HTTPS has the port, and a host that this listener may serve too.
     pub(super) fn overlaps(&self, other: &GatewayListener<'_>) -> bool {
-        let is_same = |of: &GatewayListener<'_>| {
-            std::ptr::eq(of.gateway, self.gateway)
-                && of.listener.port == self.listener.port
-                && of.protocol() == Some(ListenerProtocol::Https)
-        };
-        let (own, others) = (self.host(), other.host());
-        !std::ptr::eq(self, other)
-            && is_same(self)
-            && is_same(other)
-            && (is_within(own, others) || is_within(others, own))
+        let is_https = |of: &GatewayListener<'_>| of.protocol() == Some(ListenerProtocol::Https);
+        is_https(self)
+            && is_https(other)
+            && self.listener.port == other.listener.port
+            && std::ptr::eq(self.gateway, other.gateway)
+            && !std::ptr::eq(self, other)
+            && (is_within(self.host(), other.host()) || is_within(other.host(), self.host()))
     }
 
     /// Adds the internal Gateway.
@@ -229,18 +226,11 @@ impl<'a> GatewayListener<'a> {
             return Some(ServerTls { mode, ..ServerTls::default() });
         }
         let options = self.listener.tls.as_ref().map(|tls| &tls.options);
-        let mode = match options.and_then(|options| options.get(TERMINATE_MODE)).map(String::as_str) {
+        let option = options.and_then(|options| options.get(TERMINATE_MODE)).map(String::as_str);
+        let mode = match option {
             Some("MUTUAL") => ServerTlsMode::Mutual,
             Some("OPTIONAL_MUTUAL") => ServerTlsMode::OptionalMutual,
             Some("ISTIO_MUTUAL") => ServerTlsMode::IstioMutual,
-            Some("ISTIO_SIMPLE") => {
-                let credential_name = MESH_CREDENTIAL.to_owned();
-                return Some(ServerTls {
-                    mode: ServerTlsMode::Simple,
-                    credential_name,
-                    ..ServerTls::default()
-                });
-            }
             _ => ServerTlsMode::Simple,
         };
         let Credentials { certificates: mut names, clients } = self.credentials.clone().unwrap_or_default();
@@ -255,7 +245,9 @@ impl<'a> GatewayListener<'a> {
                 };
             }
         }
-        if names.len() == 1 {
+        if option == Some("ISTIO_SIMPLE") {
+            made.credential_name = MESH_CREDENTIAL.to_owned();
+        } else if names.len() == 1 {
             made.credential_name = names.remove(0);
         } else {
             made.credential_names = names;
@@ -273,8 +265,12 @@ fn mark_conflicts(listeners: &mut [GatewayListener<'_>]) {
     for index in 1..listeners.len() {
         let (before, rest) = listeners.split_at_mut(index);
         let Some(this) = rest.first_mut() else { continue };
-        let served =
-            before.iter().filter(|of| of.listener.port == this.listener.port && of.conflict.is_none());
+        if !this.listener.is_supported() {
+            continue;
+        }
+        let served = before.iter().filter(|of| {
+            of.listener.port == this.listener.port && of.conflict.is_none() && of.listener.is_supported()
+        });
         this.conflict = served.clone().find_map(|of| {
             if class(of.protocol()) != class(this.protocol()) {
                 return Some(ListenerConflict::Protocol);

@@ -279,7 +279,7 @@ fn exceptions(status: &GatewayApiStatus) -> Vec<String> {
 #[test]
 fn listeners_say_why_they_are_not_served() {
     let listeners = "listeners: [\
-        {name: udp, port: 53, protocol: UDP}, \
+        {name: udp, port: 443, protocol: UDP}, \
         {name: waypoint, port: 15008, protocol: HBONE}, \
         {name: bare, port: 8443, protocol: HTTPS}, \
         {name: web, port: 443, protocol: HTTPS, tls: {certificateRefs: [{name: c}]}, allowedRoutes: {kinds: [{kind: HTTPRoute}, {kind: TCPRoute}]}}, \

@@ -9,8 +9,10 @@ use super::{Sample, series};
 use crate::telemetry::stats::Type;
 use skysail_http::map::Map;
 
-/// Maximum number of virtual hosts that are kept when the configuration changes.
-const MAX_HOSTS: usize = 4_096;
+/// Maximum number of routes that are kept when the configuration changes.
+const MAX_ROUTES: usize = 4_096;
+/// Status that stands for all that are not between 100 and 599.
+const OTHER_STATUS: u16 = 0;
 
 /// Statistics by virtual host and prefix.
 #[derive(Debug, Default)]
@@ -31,6 +33,7 @@ impl RouteStats {
             self.0.entry(Arc::clone(host)).or_default().entry(Arc::clone(prefix)).or_default();
         }
         if let Some(counts) = self.0.get_mut(host).and_then(|routes| routes.get_mut(prefix)) {
+            let status = if (100..600).contains(&status) { status } else { OTHER_STATUS };
             *counts.responses.entry(status).or_default() += 1;
             counts.retries += retries;
         }
@@ -38,7 +41,7 @@ impl RouteStats {
 
     /// Drops all statistics if they are too many. Routes are not looked up: few are kept without that.
     pub(super) fn forget(&mut self) {
-        if self.0.len() > MAX_HOSTS {
+        if self.0.values().map(Map::len).sum::<usize>() > MAX_ROUTES {
             self.0.clear();
         }
     }

@@ -1,6 +1,5 @@
 use super::*;
 use crate::{
-    api::Labels,
     parse,
     world::{StatusCondition, gateway_api::tests::apply},
 };
@@ -160,18 +159,31 @@ fn an_ignored_policy_has_no_effect() {
     assert!(world(&text).destination_rule(HOST, "web").is_none());
 }
 
-/// Only policies of Gateway API refer to ConfigMaps: a DestinationRule gets none by its name.
+/// Only Gateway API refers to ConfigMaps, and to Secrets of other namespaces: a DestinationRule gets none by its name.
 #[test]
-fn a_destination_rule_does_not_reach_config_maps() {
+fn a_destination_rule_does_not_reach_other_namespaces() {
     let text = "---\napiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: r, namespace: shop}\n\
-                spec: {host: vault, trafficPolicy: {tls: {mode: SIMPLE, credentialName: 'configmap://other/roots'}}}\n";
-    let parsed = parse(text, "a.yaml");
-    let mut world = World::new();
-    for (object, origin) in parsed.objects {
-        world.apply(object, origin);
-    }
+                spec: {host: vault, trafficPolicy: {tls: {mode: MUTUAL, credentialName: NAME}}}\n";
     let node = "router~10.0.0.9~edge.shop~shop.svc.cluster.local";
     let node = crate::ProxyNode::parse(node, serde_json::json!({}), Default::default()).unwrap();
-    assert!(world.client_credentials(&node.view).is_empty());
-    assert_eq!(node.view.labels.as_ref(), &Labels::new());
+    for name in
+        ["configmap://other/roots", "kubernetes-gateway://other/key", "invalid://", "kubernetes://a/b"]
+    {
+        let parsed = parse(&text.replace("NAME", &format!("'{name}'")), "a.yaml");
+        assert!(parsed.objects.is_empty(), "{name}");
+        assert!(
+            parsed.diagnostics.iter().any(|of| of.message.contains("is not the name of a Secret")),
+            "{name}"
+        );
+        // The name is not sent either if it comes by another way.
+        let mut parsed = parse(&text.replace("NAME", "own"), "a.yaml");
+        let (mut object, origin) = parsed.objects.remove(0);
+        let crate::Object::DestinationRule(rule) = &mut object else { panic!("another kind") };
+        let policy = std::sync::Arc::make_mut(rule).spec.traffic_policy.as_mut().unwrap();
+        policy.tls.as_mut().unwrap().credential_name = name.to_owned();
+        let mut world = World::new();
+        world.apply(object, origin);
+        let is_foreign = name.starts_with("configmap://") || name.starts_with("kubernetes-gateway://");
+        assert_eq!(world.client_credentials(&node.view).is_empty(), is_foreign, "{name}");
+    }
 }
