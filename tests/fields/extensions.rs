@@ -14,7 +14,7 @@ fn scripts_run_in_their_phases() {
         for server in ["v1", "v2"] {
             let (to, version) = (format!("x-to: {server}"), format!("\"version\":\"{server}\""));
             let to = ["-H", to.as_str()];
-            let order = "\"x-order\":\"authn, early, late, stats, last\"";
+            let order = "\"x-order\":\"authn, early, late, latest, stats, last, root\"";
             let has = [order, "\"x-match\":\"server\"", "x-client: shop", &version];
             wait(&mesh, client, &with(&to, "http://api/", 200, &has));
             check(
@@ -86,8 +86,10 @@ fn plugins_that_cannot_run_refuse_requests() {
         format!("phase: AUTHN\n  match: [{{mode: {mode}, ports: [{{number: {port}}}]}}]")
     };
     for (object, status) in [
-        (plugin("phase: STATS"), 200),
+        // The status changes from case to case.
         (plugin(&on(8080, "SERVER")), 403),
+        (plugin("phase: STATS"), 200),
+        (plugin(&on(8080, "UNDEFINED")), 403),
         (plugin(&on(9999, "SERVER")), 200),
         (plugin("phase: AUTHZ\n  failStrategy: FAIL_RELOAD"), 403),
         (plugin(&on(8080, "CLIENT")), 200),
@@ -102,6 +104,10 @@ fn plugins_that_cannot_run_refuse_requests() {
     }
     assert!(mesh.output().contains("SKY0804"), "{}", mesh.output());
     let gateway = "targetRef: {group: gateway.networking.k8s.io, kind: Gateway, name: edge}";
-    gives(&mesh, &plugin("phase: AUTHN").replace("selector: {matchLabels: {app: api}}", gateway), 200);
+    let at_gateway = |spec: &str| plugin(spec).replace("selector: {matchLabels: {app: api}}", gateway);
+    gives(&mesh, &at_gateway("phase: AUTHN"), 200);
     wait(&mesh, "by-skysail", &get("http://edge/", 403, &[]));
+    wait(&mesh, "by-skysail", &get("http://edge:8083/", 200, &[]));
+    gives(&mesh, &at_gateway("phase: AUTHN\n  type: NETWORK"), 200);
+    wait(&mesh, "by-skysail", &get("http://edge:8083/", 503, &[]));
 }

@@ -36,7 +36,7 @@ pub struct WasmPlugin {
     pub plugin_name: String,
     /// Place among the filters.
     pub phase: Phase,
-    /// Rank within the phase; the highest first, 0 if unset.
+    /// Rank within the phase; the highest first, the lowest if unset.
     pub priority: Option<i32>,
     /// Treatment of requests while the plugin cannot run.
     pub fail_strategy: FailStrategy,
@@ -60,7 +60,7 @@ pub struct TrafficExtension {
     pub target_refs: Vec<TargetRef>,
     /// Place among the filters.
     pub phase: Phase,
-    /// Rank within the phase; the highest first, 0 if unset.
+    /// Rank within the phase; the highest first, the lowest if unset.
     pub priority: Option<i32>,
     /// Traffic that passes the extension; empty: all.
     #[serde(rename = "match")]
@@ -114,17 +114,14 @@ pub struct LuaConfig {
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Phase {
     /// Before the verification of tokens.
-    #[serde(alias = "EXECUTION_PHASE_AUTHN")]
     Authn,
     /// After it, and before authorization.
-    #[serde(alias = "EXECUTION_PHASE_AUTHZ")]
     Authz,
     /// After authorization.
-    #[serde(alias = "EXECUTION_PHASE_STATS")]
     Stats,
-    /// After all of these.
+    /// After all of these; `UNSPECIFIED` in a TrafficExtension, `UNSPECIFIED_PHASE` in a WasmPlugin.
     #[default]
-    #[serde(rename = "UNSPECIFIED_PHASE", alias = "EXECUTION_PHASE_UNSPECIFIED")]
+    #[serde(alias = "UNSPECIFIED_PHASE")]
     Unspecified,
 }
 

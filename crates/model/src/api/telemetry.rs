@@ -36,8 +36,9 @@ pub struct ProviderRef {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Mode {
-    /// Both sides.
+    /// Both sides; also `UNDEFINED` in the `match` of an extension.
     #[default]
+    #[serde(alias = "UNDEFINED")]
     ClientAndServer,
     /// Outbound requests, and requests of gateways.
     Client,

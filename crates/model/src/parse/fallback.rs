@@ -212,7 +212,7 @@ impl RefusedPolicy<'_> {
             return None;
         }
         let filter_type = self.filter_type(self.spec);
-        let matches = self.matches(|plugin: WasmPlugin| plugin.matches);
+        let matches = self.matches(validate::wasm_plugin, |plugin: WasmPlugin| plugin.matches);
         let refused = WasmPlugin { phase, filter_type, matches, ..Default::default() };
         if let Some(target_refs) = self.targets().filter(|targets| !targets.is_empty()) {
             return Some((WasmPlugin { target_refs, ..refused }, PLUGIN));
@@ -232,7 +232,7 @@ impl RefusedPolicy<'_> {
             return None;
         }
         let module = WasmConfig { filter_type: self.filter_type(wasm), ..WasmConfig::default() };
-        let matches = self.matches(|extension: TrafficExtension| extension.matches);
+        let matches = self.matches(validate::traffic_extension, |spec: TrafficExtension| spec.matches);
         let refused = TrafficExtension { phase, wasm: Some(module), matches, ..Default::default() };
         if let Some(target_refs) = self.targets().filter(|targets| !targets.is_empty()) {
             return Some((TrafficExtension { target_refs, ..refused }, PLUGIN));
@@ -243,10 +243,17 @@ impl RefusedPolicy<'_> {
 
     /// Returns the phase of an extension; `None` if it does not decide which requests pass. An unknown phase decides.
     fn phase(&self) -> Option<Phase> {
-        match self.text("phase").map(|phase| phase.trim_start_matches("EXECUTION_PHASE_")) {
-            None if !self.errors.iter().any(|error| error == "spec") => None,
-            Some("STATS" | "UNSPECIFIED" | "UNSPECIFIED_PHASE" | "") => None,
-            Some("AUTHN") => Some(Phase::Authn),
+        let written = self.spec.and_then(|spec| spec.get("phase")).filter(|phase| phase.value != Value::Null);
+        let is_unreadable = |error: &String| match error.strip_prefix("spec.").map(first_name) {
+            Some("phase") => true,
+            // An unknown field may have been meant for the phase.
+            Some(field) => written.is_none() && nearest(field, &FIELDS) == Some("phase"),
+            None => written.is_none() && error == "spec",
+        };
+        match written.map(Node::text) {
+            Some(Some("AUTHN")) => Some(Phase::Authn),
+            _ if self.errors.iter().any(is_unreadable) => Some(Phase::Authz),
+            None | Some(Some("STATS" | "UNSPECIFIED" | "UNSPECIFIED_PHASE")) => None,
             _ => Some(Phase::Authz),
         }
     }
@@ -258,13 +265,19 @@ impl RefusedPolicy<'_> {
         }
     }
 
-    /// Returns the traffic that passes an extension; all of it if that cannot be read.
+    /// Returns the traffic that passes an extension; all of it if that has errors or cannot be read.
     fn matches<S: DeserializeOwned + Default>(
         &self,
-        of: impl Fn(S) -> Vec<TrafficSelector>,
+        check: impl FnOnce(&S) -> Vec<validate::Finding>,
+        of: impl FnOnce(S) -> Vec<TrafficSelector>,
     ) -> Vec<TrafficSelector> {
+        let check = |spec: &S| {
+            let mut findings = check(spec);
+            findings.retain(|finding| finding.field.starts_with("spec.match"));
+            findings
+        };
         let matches = self.spec.and_then(|spec| spec.get("match"));
-        let read = matches.and_then(|node| read(mapping("match", node.clone()), |_: &S| Vec::new()));
+        let read = matches.and_then(|node| read(mapping("match", node.clone()), check));
         read.map(of).unwrap_or_default()
     }
 
@@ -354,8 +367,7 @@ impl RefusedPolicy<'_> {
             Some(rest) if rest.starts_with("selector") => true,
             // An unknown field may have been meant for the selector.
             Some(rest) => {
-                let field = rest.split(['.', '[']).next().unwrap_or_default();
-                !has("selector") && nearest(field, &FIELDS).is_none_or(|near| near == "selector")
+                !has("selector") && nearest(first_name(rest), &FIELDS).is_none_or(|near| near == "selector")
             }
             None => field == "spec",
         };
@@ -366,6 +378,11 @@ impl RefusedPolicy<'_> {
         let spec = mapping("selector", selector.clone());
         read(spec, validate::authorization_policy).map(|policy| policy.selector)
     }
+}
+
+/// Returns the first name of a path.
+fn first_name(path: &str) -> &str {
+    path.split(['.', '[']).next().unwrap_or_default()
 }
 
 /// Returns whether no proxy applies a policy that is attached to these objects.
@@ -407,8 +424,12 @@ mod tests {
 
     /// Returns the fallback of a policy with this spec, and its effect.
     fn fallback(kind: &str, spec: &str) -> Option<(Object, &'static str)> {
+        let version = match kind {
+            "WasmPlugin" | "TrafficExtension" => "extensions.istio.io/v1alpha1",
+            _ => "security.istio.io/v1",
+        };
         let text = format!(
-            "apiVersion: security.istio.io/v1\nkind: {kind}\nmetadata: {{name: p, namespace: shop}}\nspec: {spec}\n"
+            "apiVersion: {version}\nkind: {kind}\nmetadata: {{name: p, namespace: shop}}\nspec: {spec}\n"
         );
         let parsed = parse(&text, "file");
         assert!(parsed.objects.is_empty() && parsed.refused.len() == 1, "{text} {parsed:?}");
@@ -526,6 +547,36 @@ mod tests {
             let mode = policy.spec.mtls.map(|mtls| mtls.mode);
             assert_eq!((mode, found), (Some(MtlsMode::Strict), effect), "{spec}");
             assert_eq!(policy.spec.selector.is_some(), selects, "{spec}");
+        }
+    }
+
+    /// Returns the phase and the matches of the fallback of an extension.
+    fn extension(kind: &str, spec: &str) -> Option<(Phase, usize)> {
+        match fallback(kind, spec)?.0 {
+            Object::WasmPlugin(plugin) => Some((plugin.spec.phase, plugin.spec.matches.len())),
+            Object::TrafficExtension(of) => Some((of.spec.phase, of.spec.matches.len())),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_fallback_of_an_extension_refuses_what_it_may_decide_about() {
+        let match_port =
+            |port: u32| format!("phase: AUTHN, typo: x, match: [{{ports: [{{number: {port}}}]}}]");
+        for (fields, expected) in [
+            ("phse: AUTHN", Some((Phase::Authz, 0))),
+            ("phase: [AUTHN]", Some((Phase::Authz, 0))),
+            ("phase: authn", Some((Phase::Authz, 0))),
+            ("phase: STATS, phase: AUTHN", Some((Phase::Authz, 0))),
+            ("phase: STATS, typo: x", None),
+            ("typo: x", None),
+            (match_port(8080).as_str(), Some((Phase::Authn, 1))),
+            (match_port(80_800).as_str(), Some((Phase::Authn, 0))),
+        ] {
+            let plugin = extension("WasmPlugin", &format!("{{url: a, {fields}}}"));
+            assert_eq!(plugin, expected, "{fields}");
+            let other = extension("TrafficExtension", &format!("{{wasm: {{url: a}}, {fields}}}"));
+            assert_eq!(other, expected, "{fields}");
         }
     }
 

@@ -5,9 +5,7 @@ use crate::{
     ProxyView,
     api::{
         Kind, Meta, TrafficExtension, Typed, WasmPlugin,
-        destination_rule::WorkloadSelector,
         extension::{Phase, PluginType, TrafficSelector},
-        security::TargetRef,
         telemetry::Mode,
     },
 };
@@ -45,12 +43,12 @@ impl AppliedExtension<'_> {
 }
 
 impl World {
-    /// Returns the extensions of a proxy with an effect, by phase and priority. Those of the root namespace are first
-    /// among equals, then the oldest.
+    /// Returns the extensions of a proxy with an effect, by phase and priority. As in Istio, those of its namespace are
+    /// first among equals, then the oldest.
     pub(crate) fn extensions(&self, view: &ProxyView) -> Vec<AppliedExtension<'_>> {
-        let root = self.mesh().root_namespace.as_str();
+        let root = Some(self.mesh().root_namespace.as_str()).filter(|root| *root != view.namespace);
         let mut applied = Vec::new();
-        for of in [root, &view.namespace] {
+        for of in std::iter::once(view.namespace.as_str()).chain(root) {
             let own = of == view.namespace;
             let mut found: Vec<(Age<'_>, AppliedExtension<'_>)> = Vec::new();
             let plugins = self.wasm_plugins.in_namespace(of);
@@ -59,9 +57,6 @@ impl World {
             found.extend(extensions.filter_map(|entry| Some((entry.age(), of_extension(entry, view, own)?))));
             found.sort_by(|a, b| a.0.cmp(&b.0));
             applied.extend(found.into_iter().map(|(_, extension)| extension));
-            if own {
-                break;
-            }
         }
         applied.sort_by_key(|extension| (extension.phase, std::cmp::Reverse(extension.priority)));
         applied
@@ -70,13 +65,14 @@ impl World {
 
 fn of_plugin<'a>(entry: &'a Entry<WasmPlugin>, view: &ProxyView, own: bool) -> Option<AppliedExtension<'a>> {
     let Typed { meta, spec } = &*entry.object;
-    let applies = spec.must_run() && plugin_applies(spec, view, own);
+    let targets = spec.target_ref.iter().chain(&spec.target_refs);
+    let applies = spec.must_run() && policy::applies(spec.selector.as_ref(), targets, own, &view.labels);
     applies.then(|| AppliedExtension {
         kind: Kind::WasmPlugin,
         meta,
         phase: spec.phase,
         effect: ExtensionEffect::without(spec.filter_type),
-        priority: spec.priority.unwrap_or_default(),
+        priority: spec.priority.unwrap_or(i32::MIN),
         matches: &spec.matches,
     })
 }
@@ -89,13 +85,14 @@ fn of_extension<'a>(
     let Typed { meta, spec } = &*entry.object;
     let script = spec.lua.as_ref().map(|lua| ExtensionEffect::Lua(&lua.inline_code));
     let refusal = spec.required_module().map(|wasm| ExtensionEffect::without(wasm.filter_type));
-    let effect = script.or(refusal).filter(|_| extension_applies(spec, view, own))?;
-    Some(AppliedExtension {
+    let effect = script.or(refusal)?;
+    let applies = policy::applies(spec.selector.as_ref(), spec.target_refs.iter(), own, &view.labels);
+    applies.then(|| AppliedExtension {
         kind: Kind::TrafficExtension,
         meta,
         phase: spec.phase,
         effect,
-        priority: spec.priority.unwrap_or_default(),
+        priority: spec.priority.unwrap_or(i32::MIN),
         matches: &spec.matches,
     })
 }
@@ -107,23 +104,4 @@ impl ExtensionEffect<'_> {
             PluginType::Network => Self::RefusesConnections,
         }
     }
-}
-
-/// Returns whether a WasmPlugin applies to a proxy. `own` is whether the proxy is in its namespace.
-pub(super) fn plugin_applies(spec: &WasmPlugin, view: &ProxyView, own: bool) -> bool {
-    applies(spec.selector.as_ref(), spec.target_ref.iter().chain(&spec.target_refs), view, own)
-}
-
-/// Returns whether a TrafficExtension applies to a proxy. `own` is whether the proxy is in its namespace.
-pub(super) fn extension_applies(spec: &TrafficExtension, view: &ProxyView, own: bool) -> bool {
-    applies(spec.selector.as_ref(), spec.target_refs.iter(), view, own)
-}
-
-fn applies<'a>(
-    selector: Option<&WorkloadSelector>,
-    targets: impl Iterator<Item = &'a TargetRef>,
-    view: &ProxyView,
-    own: bool,
-) -> bool {
-    policy::applies(selector, targets, own, &view.labels)
 }

@@ -146,7 +146,7 @@ impl Compiler<'_, '_> {
     }
 
     /// Returns a chain for each cluster of the mesh's services that the server has. The server name of mutual TLS names
-    /// the cluster. As in Istio, policies do not apply: the destination enforces its own.
+    /// the cluster. As in Istio, extensions apply, but authorization does not: the destination enforces its own.
     fn between_networks(&self, server: &GatewayServer<'_>) -> Vec<Chain> {
         let names = server.server_names();
         let is_served = |service: &&Arc<Typed<Service>>| {
@@ -205,8 +205,9 @@ impl Compiler<'_, '_> {
         };
         proxy.hash_policy.extend(balance::hashes_source_ip(rule, subset).then(source_ip));
         let proxy = filters::network("envoy.filters.network.tcp_proxy", pack(&proxy));
-        let extensions = self.setting.network_extensions(Direction::Outbound);
-        extensions.chain(filters::network_stats(self.setting)).chain([proxy]).collect()
+        let setting = FilterSettings { port: port.port, ..self.setting };
+        let extensions = setting.network_extensions(Direction::Outbound);
+        extensions.chain(filters::network_stats(setting)).chain([proxy]).collect()
     }
 
     fn tcp_filters(
@@ -255,7 +256,10 @@ impl Compiler<'_, '_> {
         let view = self.setting.view;
         let mut list: Vec<_> = exchange.then(|| filters::exchange(view)).flatten().into_iter().collect();
         list.extend(self.authorization.tcp_filters());
-        list.extend(filters::network_stats(self.setting));
+        // As in Istio, extensions match the port of the server here, not that of the listener.
+        let setting = FilterSettings { port: server.server.number(), ..self.setting };
+        list.extend(setting.network_extensions(Direction::Outbound));
+        list.extend(filters::network_stats(setting));
         list.push(proxy);
         Some(list)
     }
