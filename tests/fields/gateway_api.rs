@@ -37,8 +37,8 @@ fn matches() -> Vec<Case<'static>> {
         get("http://api/timeout/backend?delay=20s", 504, &[]),
         get("http://api/retry?status=503", 503, &["\"x-envoy-attempt-count\":\"4\""]),
         get("http://api/retry?status=500", 500, &["\"x-envoy-attempt-count\":\"1\""]),
-        get("http://api/hasty-retry?delay=20s", 504, &["upstream request timeout"]),
-        get("http://api/no-retry?status=503", 503, &["\"x-envoy-attempt-count\":\"1\""]),
+        get("http://two/hasty-retry?delay=20s", 504, &["upstream request timeout"]),
+        get("http://two/no-retry?status=503", 503, &["\"x-envoy-attempt-count\":\"1\""]),
     ]
 }
 
