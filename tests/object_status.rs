@@ -65,12 +65,12 @@ fn proxies_accept_and_refuse_objects() {
 
     mesh.put(
         "mapped-addresses.yaml",
-        &REFUSED.replace("represent_ipv4_remote_address_as_ipv4_mapped_ipv6", "always_set"),
+        &REFUSED.replace("represent_ipv4_remote_address_as_ipv4_mapped_ipv6", "server_name"),
     );
     let (code, status) = settled(&mesh, "envoyfilter/mapped-addresses");
     assert_eq!((code, &status["state"]), (1, &"invalid".into()), "{status}");
     let findings = status["findings"].as_array().unwrap();
-    assert!(findings.iter().any(|of| of["message"].as_str().unwrap().contains("always_set")), "{status}");
+    assert!(findings.iter().any(|of| of["field"].as_str().unwrap().ends_with("server_name")), "{status}");
 
     let unknown = mesh.run(&["status", "virtualservice/none", "-n", "shop"]);
     assert_eq!(unknown.status.code(), Some(2));

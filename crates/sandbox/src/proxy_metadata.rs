@@ -174,11 +174,11 @@ mod tests {
         assert_eq!((concurrency, metadata), (None, serde_json::json!({})));
         assert_eq!(problems.len(), 3, "{problems:?}");
         assert!(problems[0].contains("concurrency \"many\" is not a number of threads"), "{problems:?}");
+        assert!(problems[1].contains("variable ISTIO_METAJSON_X of the proxy is not a JSON"), "{problems:?}");
         assert!(
-            problems[1].contains("variable PROXY_XDS_VIA_AGENT of the proxy is not supported"),
+            problems[2].contains("variable PROXY_XDS_VIA_AGENT of the proxy is not supported"),
             "{problems:?}"
         );
-        assert!(problems[2].contains("variable ISTIO_METAJSON_X of the proxy is not a JSON"), "{problems:?}");
         let (_, _, problems) = of("a: [");
         assert!(problems[0].contains("no field of it has an effect"), "{problems:?}");
         assert_eq!(of("").2, Vec::<String>::new());
