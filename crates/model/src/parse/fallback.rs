@@ -63,9 +63,8 @@ const CLOSED_WIDE: &str =
     "every request to the workloads of its namespace is denied, as its selector cannot be read";
 const TOKENS: &str = "the workloads that it selects refuse the tokens of its rules with errors";
 const TOKENS_WIDE: &str = "the workloads of its namespace refuse the tokens of its rules with errors, as its selector cannot be read";
-const PLUGIN: &str =
-    "the requests that it would decide about are refused: those to and from the workloads that it selects";
-const PLUGIN_WIDE: &str = "the requests that it would decide about are refused: those to and from the workloads of its namespace, as its selector cannot be read";
+const PLUGIN: &str = "the requests that it matches, to and from the workloads that it selects, are refused";
+const PLUGIN_WIDE: &str = "the requests that it matches, to and from the workloads of its namespace, are refused, as its selector cannot be read";
 const STRICT: &str = "the workloads that it selects accept connections with mutual TLS only";
 const STRICT_WIDE: &str =
     "the workloads of its namespace accept connections with mutual TLS only, as its selector cannot be read";
@@ -202,7 +201,7 @@ impl RefusedPolicy<'_> {
         Some((PeerAuthentication { selector, mtls, ..Default::default() }, effect))
     }
 
-    /// Returns a plugin that refuses the requests that the refused one would decide about.
+    /// Returns a plugin that refuses the requests that the refused one matches.
     fn plugin(&self) -> Option<(WasmPlugin, &'static str)> {
         if let Some(written) = self.as_written(validate::wasm_plugin) {
             return Some((written, AS_WRITTEN));
@@ -221,7 +220,7 @@ impl RefusedPolicy<'_> {
         Some((WasmPlugin { selector, ..refused }, effect))
     }
 
-    /// Returns an extension that refuses the requests that the refused one would decide about.
+    /// Returns an extension that refuses the requests that the refused one matches.
     fn extension(&self) -> Option<(TrafficExtension, &'static str)> {
         if let Some(written) = self.as_written(validate::traffic_extension) {
             return Some((written, AS_WRITTEN));

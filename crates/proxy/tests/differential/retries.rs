@@ -49,8 +49,7 @@ const BEHAVIOURS: [&str; 18] = [
 ];
 
 /// Returns clusters with one HTTP/1.1 server, one HTTP/2 server, several selected by path, none, and one with a retry
-/// budget. No
-/// connection is reused, because the sidecar retries at once on one that was closed while idle.
+/// budget. No connection is reused, because the sidecar retries at once on one that was closed while idle.
 pub(crate) fn clusters() -> Vec<Value> {
     let mut ring = servers::http1("ring-0");
     for name in ["ring-1", "ring-2", "ring-3"] {
