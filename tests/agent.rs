@@ -7,13 +7,12 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Stdio},
 };
 
 use serde_json::{Value, json};
-use skysail_testkit::{Mesh, Setup, eventually};
+use skysail_testkit::{Mesh, Setup, eventually, script};
 use tempfile::TempDir;
 
 const AGENT: &str = "pilot-agent-eed52ebb66ad";
@@ -70,9 +69,8 @@ fn container(mesh: &Mesh, home: &Path, workload: &str, settings: &Value, variabl
     put("var/run/secrets/istio/root-cert.pem", &read(run.join("ca/root-cert.pem")));
     let template = fs::read(tool("envoy_bootstrap.json")).unwrap();
     put("var/lib/istio/envoy/envoy_bootstrap_tmpl.json", &template);
-    let program = format!("#!/bin/sh\nexec '{}' proxy \"$@\"\n", env!("CARGO_BIN_EXE_skysail"));
-    let program = put("envoy", program.as_bytes());
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let program = home.join("envoy");
+    script(&program, &format!("#!/bin/sh\nexec '{}' proxy \"$@\"\n", env!("CARGO_BIN_EXE_skysail")));
     let mut config = json!({"discoveryAddress": "10.244.0.1:15012", "binaryPath": program, "concurrency": 1});
     config.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
     let status = mesh.status();

@@ -5,13 +5,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
-use std::{
-    os::unix::fs::PermissionsExt as _,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use skysail_testkit::{Answer, Mesh, Setup, envoy, eventually};
+use skysail_testkit::{Answer, Mesh, Setup, envoy, eventually, script};
 
 /// Requests, and the status that both clients must get.
 const REQUESTS: &[(&str, &[&str], u16)] = &[
@@ -188,13 +185,12 @@ fn an_envoy_takes_the_state_of_the_world() {
 
 /// Returns an Envoy that is started as usual, but with state-of-the-world discovery in its bootstrap.
 fn asking_for_the_state_of_the_world(folder: &Path) -> PathBuf {
-    let script = format!(
+    let text = format!(
         "#!/bin/sh\n[ \"$1\" = --config-path ] && sed -i 's/DELTA_GRPC/GRPC/' \"$2\"\nexec '{}' \"$@\"\n",
         envoy().display()
     );
     let program = folder.join("envoy");
-    std::fs::write(&program, script).unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    script(&program, &text);
     program
 }
 

@@ -6,7 +6,6 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, Write as _},
     net::{SocketAddr, TcpListener},
-    os::unix::fs::PermissionsExt as _,
     process::{Child, Command, ExitStatus, Output, Stdio},
     time::Duration,
 };
@@ -17,7 +16,7 @@ use nix::{
 };
 use serde_json::Value;
 use skysail_sandbox::http::{self, Call};
-use skysail_testkit::{Mesh, Setup, eventually};
+use skysail_testkit::{Mesh, Setup, eventually, script};
 
 const STOCK: &str = "http://stock.shop";
 
@@ -199,8 +198,7 @@ fn dashboards_are_opened(mesh: &Mesh) {
     let folder = mesh.config().parent().unwrap().to_owned();
     let (tools, opened) = (folder.join("tools"), folder.join("opened"));
     fs::create_dir(&tools).unwrap();
-    fs::write(tools.join("xdg-open"), "#!/bin/sh\necho \"$1\" > opened.new\nmv opened.new opened\n").unwrap();
-    fs::set_permissions(tools.join("xdg-open"), fs::Permissions::from_mode(0o755)).unwrap();
+    script(&tools.join("xdg-open"), "#!/bin/sh\necho \"$1\" > opened.new\nmv opened.new opened\n");
     let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
     for (arguments, what, page, title) in [
         (&["stock-v1"][..], "the sidecar of shop/stock-v1-", "/config_dump", "skysail-proxy"),

@@ -13,6 +13,7 @@ mod go;
 mod load;
 mod mesh;
 mod objects;
+mod program;
 mod terminal;
 mod wait;
 
@@ -23,5 +24,6 @@ pub use go::go_program;
 pub use load::{Load, Report};
 pub use mesh::{Answer, Ended, Mesh, Setup, copy_folder};
 pub use objects::{pod, service};
+pub use program::{install, script};
 pub use terminal::Terminal;
 pub use wait::eventually;

@@ -17,7 +17,7 @@ use nix::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{load::Load, wait::eventually};
+use crate::{load::Load, program::install, wait::eventually};
 
 /// Configuration of a mesh to start.
 #[derive(Clone, Debug)]
@@ -123,7 +123,7 @@ impl Setup {
     pub fn as_user(mut self, user: u32) -> Self {
         // The user cannot execute a program in a folder that it cannot enter.
         let copy = self.folder.path().join("skysail");
-        fs::copy(&self.binary, &copy).unwrap();
+        install(&self.binary, &copy);
         self.binary = copy;
         own(self.folder.path(), user).unwrap();
         self.user = Some(user);
