@@ -12,7 +12,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use skysail_testkit::{Mesh, Setup, eventually, script};
+use skysail_testkit::{Mesh, Setup, cached, eventually, script};
 use tempfile::TempDir;
 
 const AGENT: &str = "pilot-agent-eed52ebb66ad";
@@ -44,15 +44,6 @@ metadata: {name: front, namespace: shop}
 spec: {selector: {app: front}, ports: [{name: http, port: 80, targetPort: 8080}]}
 ";
 
-/// Returns a program that `test.sh` has built.
-fn tool(name: &str) -> PathBuf {
-    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home).unwrap_or_default();
-    let path = cache.join("skysail").join(AGENT).join(name);
-    assert!(path.is_file(), "there is no {}: run ./test.sh, which builds it", path.display());
-    path
-}
-
 /// Creates the agent's working directory as in a pod of Istio's. Returns the command to run there. `settings` are added to
 /// the proxy's settings, and `variables` to the agent's environment.
 fn container(mesh: &Mesh, home: &Path, workload: &str, settings: &Value, variables: &[&str]) -> Vec<String> {
@@ -67,7 +58,7 @@ fn container(mesh: &Mesh, home: &Path, workload: &str, settings: &Value, variabl
     let read = |path: PathBuf| fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     put("var/run/secrets/tokens/istio-token", &read(run.join("pods/shop").join(&pod).join("token")));
     put("var/run/secrets/istio/root-cert.pem", &read(run.join("ca/root-cert.pem")));
-    let template = fs::read(tool("envoy_bootstrap.json")).unwrap();
+    let template = fs::read(cached(&format!("{AGENT}/envoy_bootstrap.json"))).unwrap();
     put("var/lib/istio/envoy/envoy_bootstrap_tmpl.json", &template);
     let program = home.join("envoy");
     script(&program, &format!("#!/bin/sh\nexec '{}' proxy \"$@\"\n", env!("CARGO_BIN_EXE_skysail")));
@@ -89,7 +80,7 @@ fn container(mesh: &Mesh, home: &Path, workload: &str, settings: &Value, variabl
     ]
     .map(|(name, value)| format!("{name}={value}"));
     let home = home.to_str().unwrap().to_owned();
-    let agent = tool("pilot-agent").to_str().unwrap().to_owned();
+    let agent = cached(&format!("{AGENT}/pilot-agent")).to_str().unwrap().to_owned();
     let mut command: Vec<String> =
         ["exec", workload, "--", "env", "--chdir", &home].map(str::to_owned).into();
     command.extend(environment);
@@ -142,7 +133,7 @@ fn istios_agent_runs_our_proxy() {
     }
     // The agent's request for `istioctl`.
     let request = |path: &str| {
-        let agent = tool("pilot-agent");
+        let agent = cached(&format!("{AGENT}/pilot-agent"));
         let output = mesh.run(&["exec", "front", "--", agent.to_str().unwrap(), "request", "GET", path]);
         assert!(output.status.success(), "{path}: {output:?}");
         String::from_utf8(output.stdout).unwrap()

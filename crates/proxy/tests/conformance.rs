@@ -23,20 +23,12 @@ use std::{
 
 use program::Program;
 use skysail_identity::{Authority, KeyAndCsr};
+use skysail_testkit::cached;
 use support::within;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
     process::{Child, Command},
 };
-
-/// Returns the path of a program that `test.sh` installs.
-fn tool(name: &str) -> PathBuf {
-    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home).unwrap_or_default();
-    let path = cache.join("skysail").join(name);
-    assert!(path.is_file(), "there is no {}: run ./test.sh, which installs it", path.display());
-    path
-}
 
 /// A mesh authority, which issues certificates into `NAME.pem` and `NAME.key`, and whose roots are in
 /// `roots.pem`.
@@ -162,7 +154,7 @@ fn is_complete(request: &[u8]) -> bool {
 
 /// Runs `h2spec` against a listener.
 async fn h2spec(address: SocketAddr, flags: &[&str]) {
-    let output = Command::new(tool("h2spec-2.2.1/h2spec"))
+    let output = Command::new(cached("h2spec-2.2.1/h2spec"))
         .args(["--port", &address.port().to_string()])
         .args(flags)
         .kill_on_drop(true)
@@ -225,7 +217,7 @@ const LOOKS_AT_LOAD: &str = r#"{"loadBalancingConfig": [{"test_backend_metrics_l
 
 /// Starts gRPC's own server and waits until it listens.
 async fn grpc_server() -> (Child, SocketAddr) {
-    let mut child = Command::new(tool("grpc-interop-1.75.0/server"))
+    let mut child = Command::new(cached("grpc-interop-1.75.0/server"))
         .args(["-port", "0"])
         .env("GRPC_GO_LOG_SEVERITY_LEVEL", "info")
         .stderr(Stdio::piped())
@@ -259,7 +251,7 @@ async fn grpc_interoperates_through_two_sidecars() {
     let port = before.listener("l").await.port().to_string();
     let mut failed = Vec::new();
     for case in CASES {
-        let output = Command::new(tool("grpc-interop-1.75.0/client"))
+        let output = Command::new(cached("grpc-interop-1.75.0/client"))
             .args(["-server_host", "127.0.0.1", "-server_port", &port, "-test_case", case])
             .args(if case.starts_with("orca") { &["-service_config_json", LOOKS_AT_LOAD][..] } else { &[] })
             .kill_on_drop(true)

@@ -28,13 +28,6 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/validate")
 }
 
-fn program() -> PathBuf {
-    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home).unwrap_or_default();
-    let known = std::env::var_os("SKYSAIL_ENVOY").map(PathBuf::from);
-    known.unwrap_or_else(|| cache.join("skysail/envoy-1.40.0/envoy"))
-}
-
 fn ours(file: &Path) -> Output {
     Command::new(env!("CARGO_BIN_EXE_skysail-proxy"))
         .args(["--mode", "validate", "-c"])
@@ -45,10 +38,8 @@ fn ours(file: &Path) -> Output {
 }
 
 fn theirs(file: &Path) -> Output {
-    let program = program();
-    assert!(program.is_file(), "there is no Envoy at {}: run ./test.sh, which fetches it", program.display());
     let options = ["--mode", "validate", "--log-level", "error", "-c"];
-    Command::new(program).args(options).arg(file).output().unwrap()
+    Command::new(skysail_testkit::envoy()).args(options).arg(file).output().unwrap()
 }
 
 #[test]

@@ -6,9 +6,9 @@
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panic")]
 
+mod cache;
 mod client;
 mod dns;
-mod envoy;
 mod go;
 mod load;
 mod mesh;
@@ -17,9 +17,9 @@ mod program;
 mod terminal;
 mod wait;
 
+pub use cache::{cached, envoy};
 pub use client::{Client, ClientCertificate, wait_response};
 pub use dns::{Dns, DnsAnswer};
-pub use envoy::envoy;
 pub use go::go_program;
 pub use load::{Load, Report};
 pub use mesh::{Answer, Ended, Mesh, Setup, copy_folder};

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panic")]
 
+mod definitions;
 mod findings;
 mod kinds;
 mod named_tests;

@@ -46,7 +46,7 @@ impl Twins {
     pub(crate) fn start(bootstrap: &Value) -> Self {
         let log = |folder: &Path| fs::File::create(folder.join("log")).unwrap();
         let envoy = Proxy::start(bootstrap, |folder| {
-            let mut command = Command::new(envoy());
+            let mut command = Command::new(skysail_testkit::envoy());
             command.args([
                 "--concurrency",
                 "1",
@@ -223,15 +223,4 @@ fn addresses(page: &str) -> HashMap<String, SocketAddr> {
         (status["name"].as_str().unwrap().to_owned(), address)
     };
     page["listener_statuses"].as_array().unwrap().iter().map(of).collect()
-}
-
-fn envoy() -> PathBuf {
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cache")));
-    let path = std::env::var_os("SKYSAIL_ENVOY")
-        .map(PathBuf::from)
-        .or_else(|| Some(cache?.join("skysail/envoy-1.40.0/envoy")))
-        .unwrap();
-    assert!(path.is_file(), "there is no Envoy at {}: run ./test.sh, which fetches it", path.display());
-    path
 }

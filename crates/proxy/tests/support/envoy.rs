@@ -22,17 +22,11 @@ pub(crate) struct Running {
 impl Running {
     /// Starts Envoy with a bootstrap that has an admin page.
     pub(crate) async fn start(text: &str) -> Self {
-        let program = program();
-        assert!(
-            program.is_file(),
-            "there is no Envoy at {}: run ./test.sh, which fetches it",
-            program.display()
-        );
         let folder = tempfile::tempdir().unwrap();
         let admin = folder.path().join("admin");
         let bootstrap = folder.path().join("bootstrap.yaml");
         std::fs::write(&bootstrap, text).unwrap();
-        let process = Command::new(program)
+        let process = Command::new(skysail_testkit::envoy())
             .args([
                 "--use-dynamic-base-id",
                 "--concurrency",
@@ -82,12 +76,4 @@ async fn page(admin: &str, path: &str) -> Option<String> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.ok()?;
     Some(answer)
-}
-
-/// Returns the path of the Envoy that `test.sh` downloads.
-fn program() -> PathBuf {
-    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home).unwrap_or_default();
-    let known = std::env::var_os("SKYSAIL_ENVOY").map(PathBuf::from);
-    known.unwrap_or_else(|| cache.join("skysail/envoy-1.40.0/envoy"))
 }

@@ -1,0 +1,75 @@
+//! Every field of the definitions of Istio and of Gateway API has a line.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+use skysail_model::fields::{KindFields, Support, kinds};
+
+/// Returns the paths of the fields that hold no other fields. Of `x-kubernetes-preserve-unknown-fields`, the field itself.
+fn leaves(schema: &Value, path: &str, found: &mut BTreeSet<String>) {
+    let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+    let fields = |schema: &Value| schema["properties"].as_object().cloned().unwrap_or_default();
+    if let Some(item) = schema.get("items") {
+        leaves(item, path, found);
+    } else if !fields(schema).is_empty() {
+        for (name, field) in &fields(schema) {
+            leaves(field, &below(name), found);
+        }
+    } else if !fields(&schema["additionalProperties"]).is_empty() {
+        leaves(&schema["additionalProperties"], &below("*"), found);
+    } else {
+        found.insert(path.to_owned());
+    }
+}
+
+/// Whether a line concerns the field, a field above it, or fields below it.
+fn has_line(kind: &KindFields, path: &str) -> bool {
+    let ends = path.match_indices('.').map(|(end, _)| end).chain([path.len()]);
+    let above = ends.rev().find_map(|end| {
+        let line = kind.fields.iter().find(|line| line.value.is_none() && line.path == &path[..end])?;
+        Some((line, path[end..].trim_start_matches('.')))
+    });
+    match above {
+        Some((line, rest)) => match line.support {
+            Support::As(other) if !rest.is_empty() => has_line(kind, &format!("{other}.{rest}")),
+            _ => true,
+        },
+        None => kind
+            .fields
+            .iter()
+            .any(|line| line.path.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'))),
+    }
+}
+
+/// Name of the table of a kind. None for kinds that the mesh warns about as a whole.
+fn table(group: &str, kind: &str) -> Option<&'static KindFields> {
+    let name = if group.ends_with("k8s.io") && kind == "Gateway" { "Gateway of Gateway API" } else { kind };
+    kinds().iter().find(|table| table.name == name)
+}
+
+#[test]
+fn every_field_of_the_definitions_has_a_line() {
+    let (mut missing, mut compared) = (BTreeSet::new(), BTreeSet::new());
+    for file in ["crd-all.gen.yaml", "gateway-api-crd.yaml"] {
+        let file = skysail_testkit::cached(&format!("pilot-agent-eed52ebb66ad/{file}"));
+        let text = std::fs::read_to_string(file).unwrap();
+        for document in skysail_yaml::documents(&text) {
+            let definition = document.root.unwrap().to_json();
+            let (group, kind) = (&definition["spec"]["group"], &definition["spec"]["names"]["kind"]);
+            let (Some(group), Some(kind)) = (group.as_str(), kind.as_str()) else { continue };
+            let Some(table) = table(group, kind) else { continue };
+            compared.insert(table.name);
+            for version in definition["spec"]["versions"].as_array().unwrap() {
+                let mut fields = BTreeSet::new();
+                leaves(&version["schema"]["openAPIV3Schema"]["properties"]["spec"], "", &mut fields);
+                let lacks = fields.iter().filter(|path| !has_line(table, path));
+                missing.extend(lacks.map(|path| format!("{}.txt: {path}", table.name)));
+            }
+        }
+    }
+    assert_eq!(compared.len(), 24, "{compared:?}");
+    assert!(
+        missing.is_empty(),
+        "add lines to crates/model/fields, with support, note and tests: {missing:#?}"
+    );
+}
