@@ -333,6 +333,20 @@ fn a_running_mesh_tells_what_its_proxies_hold() {
     assert_eq!((&report["served"], &report["status"]), (&false.into(), &403.into()), "{report:#}");
     let source = &report["destinations"][0]["hop"]["filters"][0]["sources"][0];
     assert_eq!((&source["object"], &source["line"]), (&"AuthorizationPolicy shop/back".into(), &33.into()));
+    // The page of the sidecar explains the same without the mesh, though the file has the former policy.
+    let page = mesh.call("back", "http://127.0.0.1:15000/config_dump?include_eds", &[]).body;
+    let dump = mesh.config().parent().unwrap().join("dump.json");
+    fs::write(&dump, &page).unwrap();
+    let of_file = ["-f", "shop.yaml", "--from", "front", url];
+    let held = format!("back={}", dump.display());
+    let (code, text, _) = explain_text(&of_file);
+    assert_eq!(code, 0, "{text}");
+    let (code, text, errors) = explain_text(&[&of_file[..], &["--config-dump", &held]].concat());
+    assert!(code == 1 && text.contains("DENIES: rule ns[shop]-policy[back]-rule[0]"), "{text}{errors}");
+    for wrong in ["back", "nobody=/dev/null", "back=/dev/null", "back=missing.json"] {
+        let (code, _, errors) = explain_text(&[&of_file[..], &["--config-dump", wrong]].concat());
+        assert!(code == 2 && errors.contains(&format!("--config-dump {wrong}")), "{errors}");
+    }
     // An object that is refused keeps its last version, and the explanation says so.
     mesh.edit("mesh.yaml", "action: DENY", "action: REFUSE");
     let report = explained();

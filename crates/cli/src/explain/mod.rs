@@ -16,6 +16,7 @@ mod sources;
 mod text;
 
 use std::{
+    collections::HashMap,
     env, fs,
     path::{Path, PathBuf},
     sync::Arc,
@@ -24,11 +25,12 @@ use std::{
 use anyhow::{Context as _, anyhow, bail};
 use skysail_core::stdio;
 use skysail_model::{KeySource, key_set};
+use skysail_proxy::explain::HeldResources;
 use skysail_sandbox::{Offline, OfflinePod, rundir};
 
 use self::{
     journey::{OUTSIDE, Start},
-    proxies::Proxies,
+    proxies::{Held, Proxies},
     request::ParsedRequest,
 };
 use crate::{exit, input::Input, view::Output};
@@ -42,6 +44,7 @@ Examples:
   skysail explain -f shop/ --from outside https://shop.example.com/
   skysail explain -f shop/ --from web tcp://db:5432
   skysail explain --from shop/web http://reviews:9080/reviews/1     what the proxies of the running mesh hold
+  skysail explain -f shop/ --config-dump web=dump.json --from web http://reviews:9080/     what this proxy holds
 
 The request is not sent. The explanation lists, for each proxy on its way, the listener, the filter chain, the routes \
 with the reasons why they do not match, the filters and policies with their verdicts, the cluster and its endpoints, \
@@ -64,6 +67,10 @@ pub(crate) struct ExplainArgs {
     /// set their signatures are taken as valid.
     #[arg(long, value_name = "FILE", requires = "files")]
     jwks: Option<PathBuf>,
+    /// What the proxy of a workload or pod holds: a file with its page `/config_dump?include_eds`, of skysail-proxy or
+    /// of Envoy. May be given several times. Other proxies hold what the control plane compiles from the files.
+    #[arg(long, value_name = "WORKLOAD=FILE", requires = "files")]
+    config_dump: Vec<String>,
     #[command(flatten)]
     request: request::RequestArgs,
     /// Output format.
@@ -76,22 +83,20 @@ pub(crate) struct ExplainArgs {
 
 pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<u8> {
     let request = ParsedRequest::new(&args.request)?;
-    let (mesh, running) = if args.files.is_empty() {
+    let (mesh, held) = if args.files.is_empty() {
         let state = rundir::find(args.name.as_deref())?;
-        (Offline::running(&state)?, Some(state.name))
+        (Offline::running(&state)?, Held::Running(state.name))
     } else {
         let Input { paths, text } = Input::read(args.files.clone())?;
         let mut mesh = Offline::read(&paths, text.as_deref())?;
         if let Some(file) = &args.jwks {
             add_keys(&mut mesh, file).with_context(|| format!("--jwks {}", file.display()))?;
         }
-        (mesh, None)
+        let pages = pages(&mesh, &args.config_dump)?;
+        (mesh, Held::Pages(pages))
     };
     let start = start(&mesh, args)?;
-    let proxies = match &running {
-        Some(name) => Proxies::running(&mesh, name),
-        None => Proxies::compiled(&mesh),
-    };
+    let proxies = Proxies::new(&mesh, held);
     let report = journey::follow(&proxies, &start, &request);
     match args.output {
         Output::Text => {
@@ -101,6 +106,24 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<u8> {
         Output::Json => stdio::print(serde_json::to_string_pretty(&report)?)?,
     }
     Ok(exit::of(report.served))
+}
+
+/// Reads the files of `--config-dump`. The result has the pages by namespace and name of the pod.
+fn pages(mesh: &Offline, dumps: &[String]) -> anyhow::Result<HashMap<(String, String), Vec<u8>>> {
+    let mut pages = HashMap::new();
+    for dump in dumps {
+        let Some((workload, file)) = dump.split_once('=') else {
+            bail!("--config-dump {dump}: write WORKLOAD=FILE");
+        };
+        let page = fs::read(file).with_context(|| format!("--config-dump {dump}"))?;
+        HeldResources::read(&page, Vec::new()).with_context(|| format!("--config-dump {dump}"))?;
+        let pods = mesh.matching(workload);
+        if pods.is_empty() {
+            bail!("--config-dump {dump}: the configuration has no workload or pod {workload}");
+        }
+        pages.extend(pods.iter().map(|pod| ((pod.namespace.clone(), pod.name.clone()), page.clone())));
+    }
+    Ok(pages)
 }
 
 /// Sets a file as the key set of all rules whose keys the control plane would fetch.

@@ -1,6 +1,7 @@
 //! Configuration of the proxies of a mesh.
 
 use std::{
+    borrow::Cow,
     cell::RefCell,
     collections::{BTreeSet, HashMap},
     env,
@@ -19,11 +20,19 @@ use skysail_xds::Kind;
 pub(super) struct Proxies<'a> {
     /// Objects, pods and names.
     pub(super) mesh: &'a Offline,
-    /// Name of the running mesh; `None` if the proxies do not run.
-    running: Option<String>,
+    held: Held,
     /// Proxies that the way has reached so far.
     loaded: RefCell<Loaded>,
     notes: RefCell<Vec<String>>,
+}
+
+/// What is known about the configuration that the proxies hold.
+pub(super) enum Held {
+    /// Pages `/config_dump` of some proxies by namespace and name of the pod. The others hold what the control plane
+    /// compiles.
+    Pages(HashMap<(String, String), Vec<u8>>),
+    /// Name of the running mesh, whose proxies are asked.
+    Running(String),
 }
 
 /// Proxies by namespace and name of the pod; `None` for those that the control plane would refuse.
@@ -44,14 +53,8 @@ pub(super) struct Proxy {
 }
 
 impl<'a> Proxies<'a> {
-    /// Returns proxies that get what the control plane compiles.
-    pub(super) fn compiled(mesh: &'a Offline) -> Self {
-        Self { mesh, running: None, loaded: RefCell::default(), notes: RefCell::default() }
-    }
-
-    /// Returns the proxies of a running mesh, with what they hold.
-    pub(super) fn running(mesh: &'a Offline, name: &str) -> Self {
-        Self { running: Some(name.to_owned()), ..Self::compiled(mesh) }
+    pub(super) fn new(mesh: &'a Offline, held: Held) -> Self {
+        Self { mesh, held, loaded: RefCell::default(), notes: RefCell::default() }
     }
 
     /// Returns the proxy of a pod; `None` if the control plane would refuse it.
@@ -80,14 +83,14 @@ impl<'a> Proxies<'a> {
         }
         let (mut on_demand, mut refused) = (BTreeSet::new(), Vec::new());
         let mut is_held = false;
-        if let Some(mesh) = &self.running {
-            match held(mesh, pod, resources.clone()) {
+        if let Some(page) = self.page(pod) {
+            match page.and_then(|page| HeldResources::read(&page, resources.clone())) {
                 Ok(held) => {
                     (resources, on_demand, refused) = (held.resources, held.on_demand, held.refused);
                     is_held = true;
                 }
                 Err(error) => self.notes.borrow_mut().push(format!(
-                    "the proxy of {}/{} did not return its configuration ({error:#}); the explanation uses the \
+                    "the configuration of the proxy of {}/{} is not known ({error:#}); the explanation uses the \
                      files",
                     pod.namespace, pod.name
                 )),
@@ -105,11 +108,22 @@ impl<'a> Proxies<'a> {
         refused.extend(configuration.refused().iter().cloned());
         Some(Proxy { configuration, view, scope, on_demand, refused })
     }
+
+    /// Returns the page of a proxy that shows what it holds; `None` if that is what the control plane compiles.
+    fn page(&self, pod: &OfflinePod) -> Option<anyhow::Result<Cow<'_, [u8]>>> {
+        match &self.held {
+            Held::Running(mesh) => Some(ask(mesh, pod).map(Cow::Owned)),
+            Held::Pages(pages) => {
+                let page = pages.get(&(pod.namespace.clone(), pod.name.clone()))?;
+                Some(Ok(Cow::Borrowed(page)))
+            }
+        }
+    }
 }
 
-/// Reads what a running proxy holds. `skysail call` reads the page, since a process that enters the network of a pod
-/// cannot leave it.
-fn held(mesh: &str, pod: &OfflinePod, compiled: Vec<EncodedResource>) -> anyhow::Result<HeldResources> {
+/// Reads the page of a running proxy. `skysail call` does it, since a process that enters the network of a pod cannot
+/// leave it.
+fn ask(mesh: &str, pod: &OfflinePod) -> anyhow::Result<Vec<u8>> {
     let url = format!("http://127.0.0.1:{ADMIN_PORT}/config_dump?include_eds");
     let workload = format!("{}/{}", pod.namespace, pod.name);
     let own = env::current_exe().context("cannot find this program's file")?;
@@ -120,5 +134,5 @@ fn held(mesh: &str, pod: &OfflinePod, compiled: Vec<EncodedResource>) -> anyhow:
     if !output.status.success() {
         bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
     }
-    HeldResources::read(&output.stdout, compiled)
+    Ok(output.stdout)
 }
