@@ -23,6 +23,7 @@ mod addresses;
 mod gateway;
 mod grpc;
 mod networks;
+mod order;
 mod rate_limits;
 mod settings;
 mod sidecar;

@@ -102,8 +102,7 @@ impl World {
         }
     }
 
-    /// Sorts EnvoyFilters: by priority, those of the root namespace first, then by age, and by name if they are
-    /// equally old.
+    /// Sorts EnvoyFilters: by priority, those of the root namespace first, then by age.
     fn sorted<'a>(
         &self,
         mut entries: Vec<&'a Entry<EnvoyFilter>>,
@@ -112,13 +111,7 @@ impl World {
         entries.sort_by(|a, b| {
             let is_narrow = |entry: &Entry<EnvoyFilter>| entry.object.meta.namespace != *root;
             let first = |entry: &Entry<EnvoyFilter>| (entry.object.spec.priority, is_narrow(entry));
-            let meta = |entry: &Entry<EnvoyFilter>| entry.object.meta.created;
-            let name = |entry: &Entry<EnvoyFilter>| entry.object.meta.name.clone();
-            let by_age = match (meta(a), meta(b)) {
-                (Some(one), Some(other)) => one.cmp(&other).then_with(|| name(a).cmp(&name(b))),
-                _ => a.age().cmp(&b.age()),
-            };
-            first(a).cmp(&first(b)).then(by_age).then_with(|| a.age().cmp(&b.age()))
+            first(a).cmp(&first(b)).then_with(|| a.age().cmp(&b.age()))
         });
         entries.into_iter()
     }

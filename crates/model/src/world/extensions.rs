@@ -1,6 +1,9 @@
 //! WasmPlugins and TrafficExtensions of a workload.
 
-use super::{World, policy, store::Entry};
+use super::{
+    World, policy,
+    store::{Age, Entry},
+};
 use crate::{
     ProxyView,
     api::{
@@ -9,9 +12,6 @@ use crate::{
         telemetry::Mode,
     },
 };
-
-/// Sort key of an object by age.
-type Age<'a> = (bool, i64, &'a str, u32, &'a str, &'a str);
 
 /// An extension that applies to a proxy.
 #[derive(Clone, Debug)]

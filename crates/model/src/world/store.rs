@@ -2,7 +2,39 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use crate::{api::Typed, origin::Origin};
+use crate::{
+    api::{Meta, Typed},
+    origin::Origin,
+};
+
+/// Sort key by age, which never depends on when the objects were read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Age<'a> {
+    /// `creationTimestamp`, in seconds since 1970, and two names. Objects that are applied together have the same time.
+    Created(i64, &'a str, &'a str),
+    /// File, line, namespace and name of an object without a time. It is younger than those with one.
+    Read(&'a str, u32, &'a str, &'a str),
+}
+
+impl<'a> Age<'a> {
+    /// Returns the age of an object of Istio's kinds or of Kubernetes. As in Istio, the name decides before the
+    /// namespace.
+    pub(super) fn of(meta: &'a Meta, origin: &'a Origin) -> Self {
+        Self::read(meta, origin, (&meta.name, &meta.namespace))
+    }
+
+    /// Returns the age of an object of Gateway API. By its specification, the namespace decides before the name.
+    pub(super) fn of_gateway_api(meta: &'a Meta, origin: &'a Origin) -> Self {
+        Self::read(meta, origin, (&meta.namespace, &meta.name))
+    }
+
+    fn read(meta: &'a Meta, origin: &'a Origin, (first, second): (&'a str, &'a str)) -> Self {
+        match meta.created {
+            Some(time) => Self::Created(time, first, second),
+            None => Self::Read(&origin.file, origin.line, &meta.namespace, &meta.name),
+        }
+    }
+}
 
 /// An object and where it was read.
 #[derive(Clone, Debug)]
@@ -12,12 +44,12 @@ pub(super) struct Entry<T> {
 }
 
 impl<T> Entry<T> {
-    /// Returns the sort key by age: `creationTimestamp`, otherwise the position in the files. The order therefore never
-    /// depends on when the objects were read.
-    pub(super) fn age(&self) -> (bool, i64, &str, u32, &str, &str) {
-        let meta = &self.object.meta;
-        let created = meta.created.unwrap_or_default();
-        (meta.created.is_none(), created, &self.origin.file, self.origin.line, &meta.namespace, &meta.name)
+    pub(super) fn age(&self) -> Age<'_> {
+        Age::of(&self.object.meta, &self.origin)
+    }
+
+    pub(super) fn gateway_api_age(&self) -> Age<'_> {
+        Age::of_gateway_api(&self.object.meta, &self.origin)
     }
 }
 

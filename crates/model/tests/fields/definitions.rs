@@ -5,7 +5,15 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 use skysail_model::fields::{KindFields, Support, kinds};
 
-/// Returns the paths of the fields that hold no other fields. Of `x-kubernetes-preserve-unknown-fields`, the field itself.
+/// Fields without a line of their own: filters that the line of their type refuses, and older spellings of fields.
+const WITHOUT_LINE: [(&str, &str); 4] = [
+    ("HTTPRoute", "rules.filters.externalAuth."),
+    ("HTTPRoute", "rules.backendRefs.filters.externalAuth."),
+    ("RequestAuthentication", "jwtRules.jwks_uri"),
+    ("VirtualService", "http.mirror_percent"),
+];
+
+/// Finds the paths of the fields that hold no other fields.
 fn leaves(schema: &Value, path: &str, found: &mut BTreeSet<String>) {
     let below = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
     let fields = |schema: &Value| schema["properties"].as_object().cloned().unwrap_or_default();
@@ -62,7 +70,10 @@ fn every_field_of_the_definitions_has_a_line() {
             for version in definition["spec"]["versions"].as_array().unwrap() {
                 let mut fields = BTreeSet::new();
                 leaves(&version["schema"]["openAPIV3Schema"]["properties"]["spec"], "", &mut fields);
-                let lacks = fields.iter().filter(|path| !has_line(table, path));
+                let is_known = |path: &str| {
+                    WITHOUT_LINE.iter().any(|(kind, start)| *kind == table.name && path.starts_with(start))
+                };
+                let lacks = fields.iter().filter(|path| !has_line(table, path) && !is_known(path));
                 missing.extend(lacks.map(|path| format!("{}.txt: {path}", table.name)));
             }
         }

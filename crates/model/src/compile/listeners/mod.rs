@@ -134,7 +134,8 @@ fn service_ports<'a>(
             found.extend(number.map(|number| (number, &**service, port)));
         }
     }
-    found.sort_by_key(|(_, service, _)| &service.meta.name);
+    // As in Istio, the oldest service names the port.
+    found.sort_by_key(|(_, service, _)| (service.meta.created.unwrap_or(i64::MAX), &service.meta.name));
     let mut ports: BTreeMap<u16, InboundPort<'a>> = BTreeMap::new();
     for (number, service, port) in found {
         if port.protocol == Protocol::Udp {

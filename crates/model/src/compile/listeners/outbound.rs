@@ -7,7 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
 };
 
@@ -333,11 +333,8 @@ impl Draft {
     fn add(&mut self, chain: listener::FilterChain) {
         let found = chain.filter_chain_match.clone().unwrap_or_default();
         let names = if found.server_names.is_empty() { vec![String::new()] } else { found.server_names };
-        let text = |range: &core::CidrRange| {
-            format!("{}/{}", range.address_prefix, range.prefix_len.map_or(0, |length| length.value))
-        };
         let mut free: BTreeMap<Vec<usize>, Vec<String>> = BTreeMap::new();
-        let texts: Vec<String> = found.prefix_ranges.iter().map(text).collect();
+        let texts: Vec<String> = found.prefix_ranges.iter().map(network).collect();
         for name in names {
             let mut ranges = Vec::new();
             if texts.is_empty() && !self.taken.insert((name.clone(), String::new())) {
@@ -391,6 +388,22 @@ impl Draft {
             listener_filters_timeout: Some(timeout),
             ..unbound(name, first, extra, self.port)
         }
+    }
+}
+
+/// Returns the network of a block of addresses. Bits of the address after the prefix have no meaning.
+fn network(range: &core::CidrRange) -> String {
+    let length = range.prefix_len.map_or(0, |length| length.value);
+    match range.address_prefix.parse() {
+        Ok(IpAddr::V4(ip)) => {
+            let mask = u32::MAX.checked_shl(32_u32.saturating_sub(length)).unwrap_or(0);
+            format!("{}/{length}", Ipv4Addr::from_bits(ip.to_bits() & mask))
+        }
+        Ok(IpAddr::V6(ip)) => {
+            let mask = u128::MAX.checked_shl(128_u32.saturating_sub(length)).unwrap_or(0);
+            format!("{}/{length}", Ipv6Addr::from_bits(ip.to_bits() & mask))
+        }
+        Err(_) => range.address_prefix.clone(),
     }
 }
 

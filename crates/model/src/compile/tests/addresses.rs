@@ -66,3 +66,24 @@ fn entries_may_decline_addresses() {
         assert_eq!(addresses(&world, &dns, host), [], "{to}");
     }
 }
+
+#[test]
+fn blocks_of_one_network_have_one_filter_chain() {
+    let entry = |name: &str, block: &str| {
+        format!(
+            "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: {name}, namespace: shop}}\n\
+             spec: {{hosts: [{name}.example.com], addresses: ['{block}'], ports: [{{number: 5432, name: tcp, protocol: TCP}}]}}\n---\n"
+        )
+    };
+    for (one, other, chains) in [
+        ("10.1.2.3/16", "10.1.9.9/16", 1),
+        ("10.1.2.3/16", "10.2.9.9/16", 2),
+        ("1234:1f1:1::1/32", "1234:1f1:2::/32", 1),
+        ("1234:1f1:1::1/48", "1234:1f1:2::/48", 2),
+    ] {
+        let world = super::world(&(entry("a", one) + &entry("b", other)));
+        let (made, _) = compile(&world, &ProxyView { ipv6: true, ..view() });
+        let everywhere: listener::Listener = get(&made, Kind::Listener, "0.0.0.0_5432");
+        assert_eq!(everywhere.filter_chains.len(), chains, "{one} {other}");
+    }
+}

@@ -67,7 +67,7 @@ impl World {
         let own =
             |entry: &&Entry<KubernetesGateway>| self.is_own_class(&entry.object.spec.gateway_class_name);
         let mut gateways: Vec<_> = self.kubernetes_gateways.iter().filter(own).collect();
-        gateways.sort_by(|a, b| a.age().cmp(&b.age()));
+        gateways.sort_by(|a, b| a.gateway_api_age().cmp(&b.gateway_api_age()));
         let mut made = Vec::new();
         for entry in gateways {
             let first = made.len();
@@ -102,7 +102,7 @@ impl World {
                 && self.is_allowed(Some(allowed), own, &meta.namespace)
         };
         let mut sets: Vec<_> = self.listener_sets.iter().filter(attached).collect();
-        sets.sort_by(|a, b| a.age().cmp(&b.age()));
+        sets.sort_by(|a, b| a.gateway_api_age().cmp(&b.gateway_api_age()));
         sets
     }
 

@@ -29,7 +29,10 @@ pub(crate) use credentials::{CREDENTIAL, ROOTS};
 pub(crate) use ingress::INTERNAL as INGRESS;
 pub use status::{GatewayApiStatus, ListenerStatus, ParentStatus, StatusCondition};
 
-use super::{World, fqdn, store::Entry};
+use super::{
+    World, fqdn,
+    store::{Age, Entry},
+};
 use crate::{
     api::{
         Kind, Meta, Object, ObjectKey, Typed,
@@ -267,11 +270,8 @@ struct RouteHead<'a> {
 }
 
 impl Route<'_> {
-    /// Returns the sort key by age, as for all objects.
-    fn age(&self) -> (bool, i64, &str, u32, &str, &str) {
-        let created = self.meta.created.unwrap_or_default();
-        let (file, line) = (&*self.origin.file, self.origin.line);
-        (self.meta.created.is_none(), created, file, line, &self.meta.namespace, &self.meta.name)
+    fn age(&self) -> Age<'_> {
+        Age::of_gateway_api(self.meta, self.origin)
     }
 }
 
