@@ -1,5 +1,7 @@
 //! Traces that `defaultConfig.tracing` of the mesh configuration configures, of `skysail-proxy` and of a real Envoy.
 
+use skysail_testkit::Mesh;
+
 use crate::{check, get, mesh_config_collector::Collector, mesh_with, wait, with};
 
 /// A client and a server whose proxies are the same program.
@@ -10,15 +12,25 @@ fn proxies_report_to_their_own_collector() {
     let rules = include_str!("mesh_config_tracing.yaml");
     let mesh = mesh_with(rules, &["shop/by-envoy", "shop/api-v2"]).ready();
     let collector = Collector::start(&mesh, "collector");
+    // A name with one dot is that of a Kubernetes Service, or else a host of a ServiceEntry.
+    for address in ["collector.shop:81", "spans.example:81"] {
+        mesh.edit("rules.yaml", "collector.shop:81", address);
+        spans_arrive(&mesh, &collector, address.trim_end_matches(":81"));
+    }
+}
+
+/// Sends requests until the collector receives their spans for its host.
+fn spans_arrive(mesh: &Mesh, collector: &Collector, host: &str) {
     for (client, server) in PAIRS {
         let path = format!("/{client}/long-path-to-its-END");
         let request = || {
             let own = &["-H", "x-own: own-header"];
-            check(&mesh, &[client], &[with(own, &format!("http://{server}{path}"), 200, &[])]);
+            check(mesh, &[client], &[with(own, &format!("http://{server}{path}"), 200, &[])]);
         };
-        wait(&mesh, client, &get(&format!("http://{server}/"), 200, &[]));
+        wait(mesh, client, &get(&format!("http://{server}/"), 200, &[]));
         let texts = [
             "/api/v2/spans",
+            host,
             &path[..19],
             "own-literal",
             "own-variable",

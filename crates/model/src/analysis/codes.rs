@@ -383,7 +383,8 @@ codes! {
         "The Secret of a gateway does not exist beside its pods, or has no certificate and key."
         "Add the Secret in the namespace of the gateway's pods, with `tls.crt` and `tls.key`."
     UnknownProvider "SKY0609" Warning ["IST0101", "IST0157"]
-        "The mesh configuration has no extension provider of this name and kind, or a setting needs one and names none."
+        "The mesh configuration has no extension provider of this name and kind, or no service of its address, or a \
+         setting needs one and names none."
         "Add it to `extensionProviders`, or correct the name."
     NoSuchAccount "SKY0610" Warning ["IST0101"]
         "A policy names a service account that does not exist."

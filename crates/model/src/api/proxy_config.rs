@@ -207,17 +207,18 @@ pub struct ZipkinAddress {
 }
 
 impl ZipkinAddress {
-    /// Returns the collector as a provider; `None` if the address is not `HOST:PORT`. The host may be short, as pods
-    /// resolve it: `zipkin.istio-system`.
-    pub fn provider(&self) -> Option<Zipkin> {
-        let (host, port) = self.address.rsplit_once(':').filter(|(host, _)| !host.is_empty())?;
-        let service = match host.strip_suffix(".svc").or_else(|| host.split_once('.').map(|_| host)) {
-            Some(short) if host.ends_with(".svc") || host.matches('.').count() == 1 => {
-                format!("{short}.svc.{CLUSTER_DOMAIN}")
-            }
-            _ => host.to_owned(),
+    /// Returns the collectors that the address may mean, as providers; none if it is not `HOST:PORT`. As the search
+    /// domains of a pod do, `NAME.NAMESPACE` stands for a service of Kubernetes before it is a host of its own.
+    pub fn providers(&self) -> Vec<Zipkin> {
+        let Some((host, port)) = self.address.rsplit_once(':').filter(|(host, _)| !host.is_empty()) else {
+            return Vec::new();
         };
-        Some(Zipkin { service, port: port.parse::<u16>().ok()?.into(), ..Zipkin::default() })
+        let Ok(port) = port.parse::<u16>() else { return Vec::new() };
+        let short = host.strip_suffix(".svc").unwrap_or(host);
+        let is_short = short.matches('.').count() == 1 && !short.contains('/');
+        let full = is_short.then(|| format!("{short}.svc.{CLUSTER_DOMAIN}"));
+        let of = |service| Zipkin { service, port: port.into(), ..Zipkin::default() };
+        full.into_iter().chain([host.to_owned()]).map(of).collect()
     }
 }
 
@@ -528,17 +529,20 @@ mod tests {
 
     #[test]
     fn collectors_are_found_by_their_short_names() {
-        let service = |address: &str| {
-            let provider = ZipkinAddress { address: address.to_owned() }.provider()?;
-            Some((provider.service, provider.port))
+        let services = |address: &str| -> Vec<String> {
+            let providers = ZipkinAddress { address: address.to_owned() }.providers();
+            providers.into_iter().map(|of| format!("{}:{}", of.service, of.port)).collect()
         };
-        let full = || Some(("zipkin.istio-system.svc.cluster.local".to_owned(), 9411));
+        let full = "zipkin.istio-system.svc.cluster.local:9411";
         for address in ["zipkin.istio-system:9411", "zipkin.istio-system.svc:9411"] {
-            assert_eq!(service(address), full(), "{address}");
+            assert_eq!(services(address), [full, address]);
         }
-        assert_eq!(service("zipkin.istio-system.svc.cluster.local:9411"), full());
-        assert_eq!(service("spans.example.com:80"), Some(("spans.example.com".to_owned(), 80)));
-        assert_eq!([service("zipkin"), service(":1"), service("a:b")], [None, None, None]);
+        for literal in [full, "spans.example.com:80", "shop/example.com:80", "zipkin:9411"] {
+            assert_eq!(services(literal), [literal]);
+        }
+        for bad in ["zipkin", ":1", "a:b"] {
+            assert_eq!(services(bad), [""; 0], "{bad}");
+        }
     }
 
     #[test]

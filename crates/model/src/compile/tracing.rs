@@ -80,7 +80,7 @@ pub(super) fn compile(world: &World, view: &ProxyView, spans: Option<&Spans<'_>>
     let sampling = if own.sampling > 0.0 && own.sampling <= 100.0 { own.sampling } else { SAMPLING };
     let Some(spans) = spans else {
         let tags = istio_tags(world, view).into_iter().chain(custom_tags(&own.custom_tags));
-        let zipkin = own.zipkin.as_ref().and_then(|of| zipkin(world, &of.provider()?));
+        let zipkin = world.zipkin_collector().and_then(|of| zipkin(world, &of.ok()?));
         let traces = || Tracing {
             max_path_tag_length: (own.max_path_tag_length != 0)
                 .then(|| uint32(own.max_path_tag_length))

@@ -147,7 +147,7 @@ pub(crate) fn mesh_config(mesh: &MeshConfig) -> Vec<Finding> {
         );
     }
     let tracing = &mesh.default_config.tracing;
-    if tracing.zipkin.as_ref().is_some_and(|zipkin| zipkin.provider().is_none()) {
+    if tracing.zipkin.as_ref().is_some_and(|zipkin| zipkin.providers().is_empty()) {
         let message = "is not HOST:PORT, so no spans are reported";
         findings.add(
             Code::NoEffect,

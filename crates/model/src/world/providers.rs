@@ -7,8 +7,9 @@ use skysail_core::ClusterName;
 use super::{World, policy};
 use crate::api::{
     Labels, Telemetry, Typed,
-    extension_provider::{ExtensionProvider, FileAccessLog},
+    extension_provider::{ExtensionProvider, FileAccessLog, Zipkin},
     mesh_config::IgnoredValue,
+    proxy_config::ZipkinAddress,
 };
 
 impl World {
@@ -63,13 +64,26 @@ impl World {
             .iter()
             .filter_map(ExtensionProvider::service)
             .any(|service| service.split_once('/').map_or(service, |(_, host)| host) == host)
-            || self
-                .mesh()
-                .default_config
-                .tracing
-                .zipkin
-                .as_ref()
-                .is_some_and(|zipkin| zipkin.provider().is_some_and(|provider| provider.service == host))
+            || self.zipkin_candidates().iter().any(|provider| provider.service == host)
+    }
+
+    /// Returns what the address of the collector in `defaultConfig` may mean.
+    fn zipkin_candidates(&self) -> Vec<Zipkin> {
+        self.mesh().default_config.tracing.zipkin.iter().flat_map(ZipkinAddress::providers).collect()
+    }
+
+    /// Returns the collector of `defaultConfig`: the first reading of its address that is a service. `None` without an
+    /// address; an error says why there is no collector.
+    pub fn zipkin_collector(&self) -> Option<Result<Zipkin, String>> {
+        let candidates = self.zipkin_candidates();
+        let is_known = |of: &&Zipkin| self.provider_cluster(&of.service, of.port).is_ok();
+        match candidates.iter().find(is_known) {
+            Some(found) => Some(Ok(found.clone())),
+            None => {
+                let literal = candidates.last()?;
+                Some(Err(self.provider_cluster(&literal.service, literal.port).err()?))
+            }
+        }
     }
 
     /// Returns the external authorizer of this name. An error says why there is none.

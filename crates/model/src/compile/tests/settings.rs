@@ -1,7 +1,7 @@
 //! Settings of proxies: of the mesh configuration, of a pod's annotation and of a node.
 
 use skysail_xds::envoy::pb::envoy::{
-    config::trace::v3::{OpenTelemetryConfig, tracing},
+    config::trace::v3::{OpenTelemetryConfig, ZipkinConfig, tracing},
     extensions::filters::network::http_connection_manager::v3::http_connection_manager::{
         ForwardClientCertDetails, ServerHeaderTransformation,
     },
@@ -199,4 +199,32 @@ fn reports_over_http_always_have_a_timeout() {
     };
     assert_eq!(seconds_of(""), 10);
     assert_eq!(seconds_of(", timeout: 3s"), 3);
+}
+
+#[test]
+fn the_address_of_zipkin_is_a_service_or_a_host() {
+    const ENTRY: &str = "---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: HOST, namespace: shop}
+spec: {hosts: [HOST], ports: [{number: 7000, name: http, protocol: HTTP}], resolution: DNS}
+";
+    let cluster = |address: &str, entry: &str| {
+        let settings = format!(
+            "{{enableTracing: true, defaultConfig: {{tracing: {{zipkin: {{address: \"{address}\"}}}}}}}}"
+        );
+        let world = world(&format!("{}{}", mesh(&settings), ENTRY.replace("HOST", entry)));
+        let reported: Vec<String> = world.validate().iter().map(|of| of.field.clone()).collect();
+        let (made, _) = compile(&world, &view());
+        let provider = manager(&chains(&made, 8080)[0]).tracing.unwrap().provider;
+        let is_reported = reported.iter().any(|field| field.ends_with("zipkin.address"));
+        assert_eq!(is_reported, provider.is_none(), "{reported:?}");
+        let Some(tracing::http::ConfigType::TypedConfig(config)) = provider?.config_type else { return None };
+        Some(unpack::<ZipkinConfig>(&config).unwrap().collector_service?.http_uri?.uri)
+    };
+    let service = Some("http://db.shop.svc.cluster.local/api/v2/spans".to_owned());
+    assert_eq!(cluster("db.shop:7000", "other.example"), service);
+    assert_eq!(cluster("db.shop:7000", "db.shop"), service, "an entry takes no service's spans");
+    assert_eq!(cluster("example.com:7000", "example.com"), Some("http://example.com/api/v2/spans".into()));
+    assert_eq!(cluster("example.com:7000", "other.example"), None);
 }

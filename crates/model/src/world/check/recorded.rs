@@ -98,6 +98,12 @@ impl<'a> RecordedWorld<'a> {
         self.world.authorizer(name).err()
     }
 
+    /// Returns the reason why the address of Zipkin in `defaultConfig` has no collector.
+    pub(super) fn zipkin_error(&self) -> Option<String> {
+        self.record(Input::All(Kind::Service));
+        self.world.zipkin_collector()?.err()
+    }
+
     /// Returns whether a rate limit service has a domain, or the reason why it cannot be used.
     pub(super) fn rate_limit_domain(&self, name: &str) -> Result<bool, String> {
         self.record(Input::All(Kind::Service));

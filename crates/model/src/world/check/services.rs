@@ -6,13 +6,27 @@ use super::{ObjectReport, Report, label_text};
 use crate::{
     analysis::Code,
     api::{
-        Kind, Protocol, Service,
+        ConfigMap, Kind, Protocol, Service,
         kube::{ContainerPort, TargetPort},
         selects,
     },
 };
 
 impl Report<'_> {
+    /// Reports an address of Zipkin that no service has.
+    pub(super) fn mesh_config(&mut self, about: &ObjectReport<'_, ConfigMap>) {
+        let mesh = self.world.mesh();
+        if !mesh.enable_tracing {
+            return;
+        }
+        if let Some(reason) = self.world.zipkin_error() {
+            let message = format!("{reason}: proxies without a Telemetry report no spans");
+            let field = "data.mesh.defaultConfig.tracing.zipkin.address";
+            let remedy = "write the host and a port of a Service or ServiceEntry";
+            self.report(about, Code::UnknownProvider, field, message, remedy);
+        }
+    }
+
     pub(super) fn service(&mut self, about: &ObjectReport<'_, Service>) {
         let spec = &about.entry.object.spec;
         if spec.entry_host.is_some() {

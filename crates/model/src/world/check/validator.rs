@@ -97,6 +97,7 @@ impl Validator {
         for (kind, templates) in &world.templates {
             pass.check(*kind, templates, Report::template);
         }
+        pass.check_each(Kind::ConfigMap, world.mesh.iter(), Report::mesh_config);
     }
 }
 
@@ -112,7 +113,16 @@ impl<'a> Pass<'a, '_> {
         store: &'a Store<T>,
         check: impl Fn(&mut Report<'a>, &ObjectReport<'a, T>),
     ) {
-        for entry in store.iter() {
+        self.check_each(kind, store.iter(), check);
+    }
+
+    fn check_each<T: 'a>(
+        &mut self,
+        kind: Kind,
+        entries: impl Iterator<Item = &'a Entry<T>>,
+        check: impl Fn(&mut Report<'a>, &ObjectReport<'a, T>),
+    ) {
+        for entry in entries {
             let meta = &entry.object.meta;
             let key = self.report.world.hash(Input::Object(kind, &meta.namespace, &meta.name));
             if self.kept.contains_key(&key) {
