@@ -562,8 +562,8 @@ codes! {
         "The mesh does not support this setting of the mesh configuration."
         "Remove the setting."
     PluginNotRun "SKY0804" Error []
-        "A Wasm plugin decides which requests pass, and Wasm is not run: the requests are refused."
-        "Use an external authorizer, a RequestAuthentication or Lua instead, or set `failStrategy: FAIL_OPEN`."
+        "A Wasm plugin or a script beyond the limits decides which requests pass, and is not run: the requests are refused."
+        "Use an external authorizer, a RequestAuthentication or few scripts instead, or set `failStrategy: FAIL_OPEN`."
     CannotRun "SKY0901" Error []
         "`skysail up` cannot run the workload."
         "Change the part of the workload that the finding names."

@@ -101,6 +101,11 @@ pub struct WasmConfig {
 /// Maximum size in bytes of a Lua script. Source: `istio.extensions.v1alpha1.LuaConfig`.
 pub const MAX_SCRIPT: usize = 64 << 10;
 
+/// Maximum number of different Lua scripts of one proxy. A worker has a Lua state for each.
+pub const MAX_SCRIPTS: usize = 64;
+/// Maximum size in bytes of the different Lua scripts of one proxy. Each filter chain has a copy.
+pub const MAX_SCRIPTS_SIZE: usize = 1 << 20;
+
 /// Lua script of a TrafficExtension.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]

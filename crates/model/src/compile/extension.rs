@@ -35,7 +35,7 @@ pub(super) struct Extensions<'a> {
 impl<'a> Extensions<'a> {
     /// Selects the extensions of a proxy.
     pub(super) fn new(world: &'a World, view: &ProxyView) -> Self {
-        Self { applied: world.extensions(view) }
+        Self { applied: world.extensions(&view.namespace, &view.labels) }
     }
 
     /// Returns the HTTP filters of a phase, in the order of their priorities.

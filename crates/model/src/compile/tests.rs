@@ -20,6 +20,7 @@ use super::{
 use crate::parse;
 
 mod addresses;
+mod extensions;
 mod gateway;
 mod grpc;
 mod networks;

@@ -1,16 +1,15 @@
 //! WasmPlugins and TrafficExtensions of a workload.
 
+use std::collections::BTreeSet;
+
 use super::{
     World, policy,
     store::{Age, Entry},
 };
-use crate::{
-    ProxyView,
-    api::{
-        Kind, Meta, TrafficExtension, Typed, WasmPlugin,
-        extension::{Phase, PluginType, TrafficSelector},
-        telemetry::Mode,
-    },
+use crate::api::{
+    Kind, Labels, Meta, TrafficExtension, Typed, WasmPlugin,
+    extension::{MAX_SCRIPTS, MAX_SCRIPTS_SIZE, Phase, PluginType, TrafficSelector},
+    telemetry::Mode,
 };
 
 /// An extension that applies to a proxy.
@@ -29,7 +28,7 @@ pub(crate) struct AppliedExtension<'a> {
 pub(crate) enum ExtensionEffect<'a> {
     /// Runs a Lua script.
     Lua(&'a str),
-    /// Refuses requests, as its Wasm module cannot run.
+    /// Refuses requests, as its Wasm module cannot run or its script is beyond the limits.
     RefusesRequests,
     /// Refuses connections, as its Wasm module cannot run.
     RefusesConnections,
@@ -44,29 +43,87 @@ impl AppliedExtension<'_> {
 
 impl World {
     /// Returns the extensions of a proxy with an effect, by phase and priority. As in Istio, those of its namespace are
-    /// first among equals, then the oldest.
-    pub(crate) fn extensions(&self, view: &ProxyView) -> Vec<AppliedExtension<'_>> {
-        let root = Some(self.mesh().root_namespace.as_str()).filter(|root| *root != view.namespace);
-        let mut applied = Vec::new();
-        for of in std::iter::once(view.namespace.as_str()).chain(root) {
-            let own = of == view.namespace;
-            let mut found: Vec<(Age<'_>, AppliedExtension<'_>)> = Vec::new();
-            let plugins = self.wasm_plugins.in_namespace(of);
-            found.extend(plugins.filter_map(|entry| Some((entry.age(), of_plugin(entry, view, own)?))));
-            let extensions = self.traffic_extensions.in_namespace(of);
-            found.extend(extensions.filter_map(|entry| Some((entry.age(), of_extension(entry, view, own)?))));
-            found.sort_by(|a, b| a.0.cmp(&b.0));
-            applied.extend(found.into_iter().map(|(_, extension)| extension));
-        }
+    /// first among equals, then the oldest. In place of scripts beyond the limits, requests are refused.
+    pub(crate) fn extensions(&self, namespace: &str, labels: &Labels) -> Vec<AppliedExtension<'_>> {
+        let root = self.mesh().root_namespace.as_str();
+        let mut scripts = Scripts::default();
+        // Those of the mesh are counted first, so that no namespace can displace them.
+        let of_mesh = if namespace == root { Vec::new() } else { self.extensions_in(root, false, labels) };
+        let of_mesh = scripts.limit(of_mesh);
+        let mut applied = scripts.limit(self.extensions_in(namespace, true, labels));
+        applied.extend(of_mesh);
         applied.sort_by_key(|extension| (extension.phase, std::cmp::Reverse(extension.priority)));
         applied
     }
+
+    /// Returns the extensions of a namespace that apply to a workload, the oldest first.
+    fn extensions_in(&self, of: &str, own: bool, labels: &Labels) -> Vec<AppliedExtension<'_>> {
+        let mut found: Vec<(Age<'_>, AppliedExtension<'_>)> = Vec::new();
+        let plugins = self.wasm_plugins.in_namespace(of);
+        found.extend(plugins.filter_map(|entry| Some((entry.age(), of_plugin(entry, labels, own)?))));
+        let extensions = self.traffic_extensions.in_namespace(of);
+        found.extend(extensions.filter_map(|entry| Some((entry.age(), of_extension(entry, labels, own)?))));
+        found.sort_by(|a, b| a.0.cmp(&b.0));
+        found.into_iter().map(|(_, extension)| extension).collect()
+    }
+
+    /// Returns whether a proxy with extensions of this namespace may have scripts beyond the limits.
+    pub(crate) fn may_exceed_scripts(&self, namespace: &str) -> bool {
+        let namespaces = BTreeSet::from([namespace, self.mesh().root_namespace.as_str()]);
+        let extensions = namespaces.into_iter().flat_map(|of| self.traffic_extensions.in_namespace(of));
+        let mut scripts = Scripts::default();
+        !extensions
+            .filter_map(|entry| entry.object.spec.lua.as_ref())
+            .all(|lua| scripts.add(&lua.inline_code))
+    }
+
+    /// Returns whether requests of a workload of its namespace are refused in place of the script of an extension.
+    pub(crate) fn exceeds_scripts(&self, extension: &Meta, labels: &Labels) -> bool {
+        let applied = self.extensions(&extension.namespace, labels);
+        applied.iter().any(|found| {
+            std::ptr::eq(found.meta, extension) && found.effect == ExtensionEffect::RefusesRequests
+        })
+    }
 }
 
-fn of_plugin<'a>(entry: &'a Entry<WasmPlugin>, view: &ProxyView, own: bool) -> Option<AppliedExtension<'a>> {
+/// The different scripts of a proxy.
+#[derive(Default)]
+struct Scripts<'a> {
+    known: BTreeSet<&'a str>,
+    size: usize,
+}
+
+impl<'a> Scripts<'a> {
+    /// Replaces scripts beyond the limits: they may decide which requests pass.
+    fn limit(&mut self, mut extensions: Vec<AppliedExtension<'a>>) -> Vec<AppliedExtension<'a>> {
+        for extension in &mut extensions {
+            if let ExtensionEffect::Lua(script) = extension.effect
+                && !self.add(script)
+            {
+                extension.effect = ExtensionEffect::RefusesRequests;
+            }
+        }
+        extensions
+    }
+
+    /// Adds a script; returns whether it is within the limits.
+    fn add(&mut self, script: &'a str) -> bool {
+        if self.known.contains(script) {
+            return true;
+        }
+        let fits = self.known.len() < MAX_SCRIPTS && self.size + script.len() <= MAX_SCRIPTS_SIZE;
+        if fits {
+            self.size += script.len();
+            self.known.insert(script);
+        }
+        fits
+    }
+}
+
+fn of_plugin<'a>(entry: &'a Entry<WasmPlugin>, labels: &Labels, own: bool) -> Option<AppliedExtension<'a>> {
     let Typed { meta, spec } = &*entry.object;
     let targets = spec.target_ref.iter().chain(&spec.target_refs);
-    let applies = spec.must_run() && policy::applies(spec.selector.as_ref(), targets, own, &view.labels);
+    let applies = spec.must_run() && policy::applies(spec.selector.as_ref(), targets, own, labels);
     applies.then(|| AppliedExtension {
         kind: Kind::WasmPlugin,
         meta,
@@ -79,14 +136,14 @@ fn of_plugin<'a>(entry: &'a Entry<WasmPlugin>, view: &ProxyView, own: bool) -> O
 
 fn of_extension<'a>(
     entry: &'a Entry<TrafficExtension>,
-    view: &ProxyView,
+    labels: &Labels,
     own: bool,
 ) -> Option<AppliedExtension<'a>> {
     let Typed { meta, spec } = &*entry.object;
     let script = spec.lua.as_ref().map(|lua| ExtensionEffect::Lua(&lua.inline_code));
     let refusal = spec.required_module().map(|wasm| ExtensionEffect::without(wasm.filter_type));
     let effect = script.or(refusal)?;
-    let applies = policy::applies(spec.selector.as_ref(), spec.target_refs.iter(), own, &view.labels);
+    let applies = policy::applies(spec.selector.as_ref(), spec.target_refs.iter(), own, labels);
     applies.then(|| AppliedExtension {
         kind: Kind::TrafficExtension,
         meta,

@@ -1,6 +1,9 @@
 //! Translates the Lua filter and the settings of routes for it. Compiles each script.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
 
 use serde_json::{Map, Value};
 use skysail_xds::envoy::pb::{
@@ -20,6 +23,11 @@ use skysail_policy::config::{
 
 /// Maximum depth of a value in metadata.
 const MAX_DEPTH: usize = 64;
+/// Maximum number of different scripts of all resources, those that an update replaces included. The control plane
+/// sends a quarter of it at most.
+const MAX_SCRIPTS: usize = 256;
+/// Maximum size in bytes of the different scripts of all resources.
+const MAX_SIZE: usize = 4 << 20;
 /// Namespace of metadata that the control plane adds to each route. Scripts have no use for it.
 const ISTIO: &str = "istio";
 
@@ -79,10 +87,29 @@ fn load(source: &DataSource) -> Result<Arc<LuaScript>> {
     compile(&String::from_utf8(code).map_err(|_| Reject::new("is not UTF-8"))?)
 }
 
+/// Returns the script with this code. Filters with equal code share it.
 fn compile(code: &str) -> Result<Arc<LuaScript>> {
+    static SCRIPTS: Mutex<Vec<Weak<LuaScript>>> = Mutex::new(Vec::new());
+    let mut scripts = SCRIPTS.lock().unwrap_or_else(PoisonError::into_inner);
+    share(&mut scripts, code)
+}
+
+fn share(scripts: &mut Vec<Weak<LuaScript>>, code: &str) -> Result<Arc<LuaScript>> {
+    scripts.retain(|script| script.strong_count() > 0);
+    let used: Vec<Arc<LuaScript>> = scripts.iter().filter_map(Weak::upgrade).collect();
+    if let Some(script) = used.iter().find(|script| *script.source == *code) {
+        return Ok(Arc::clone(script));
+    }
+    let size = used.iter().map(|script| script.source.len()).sum::<usize>() + code.len();
+    if used.len() >= MAX_SCRIPTS || size > MAX_SIZE {
+        let limits = format!("more than {MAX_SCRIPTS} different scripts, or {MAX_SIZE} bytes");
+        return Err(Reject::new(format!("the scripts of the proxy are {limits}: remove or combine scripts")));
+    }
     let script =
         script::check(code).map_err(|problem| Reject::new(format!("script load error: {problem}")))?;
-    Ok(Arc::new(script))
+    let script = Arc::new(script);
+    scripts.push(Arc::downgrade(&script));
+    Ok(script)
 }
 
 fn fields(proto: &HashMap<String, ValueProto>, depth: usize) -> Result<Map<String, Value>> {
@@ -106,4 +133,26 @@ fn json(proto: &ValueProto, depth: usize) -> Result<Value> {
             list.values.iter().map(|value| json(value, depth + 1)).collect::<Result<Vec<_>>>()?.into()
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_scripts_are_shared_and_different_ones_are_limited() {
+        let mut scripts = Vec::new();
+        let mut load = |code: &str| share(&mut scripts, code);
+        let first = load("x = 0").unwrap();
+        assert!(Arc::ptr_eq(&first, &load("x = 0").unwrap()));
+        let long = |name: usize| format!("x = {name} -- {}", "-".repeat(MAX_SIZE / 4));
+        let held: Vec<_> = (0..3).map(|name| load(&long(name)).unwrap()).collect();
+        assert!(load(&long(3)).unwrap_err().to_string().contains("remove or combine scripts"));
+        assert!(load(&long(1)).is_ok(), "a script that is in use");
+        drop(held);
+        let held: Vec<_> = (1..MAX_SCRIPTS).map(|name| load(&format!("x = {name}")).unwrap()).collect();
+        assert!(load("x = -1").is_err());
+        drop(held);
+        assert!(load("x = -1").is_ok(), "scripts that are not in use do not count");
+    }
 }

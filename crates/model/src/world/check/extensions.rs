@@ -3,7 +3,10 @@
 use super::{ObjectReport, Report};
 use crate::{
     analysis::Code,
-    api::{TrafficExtension, WasmPlugin, extension::PluginType},
+    api::{
+        TrafficExtension, WasmPlugin,
+        extension::{MAX_SCRIPTS, MAX_SCRIPTS_SIZE, PluginType},
+    },
 };
 
 /// Remedy for a module that decides which requests pass.
@@ -25,6 +28,14 @@ impl Report<'_> {
         let module = about.entry.object.spec.required_module();
         if let Some(module) = module.filter(|module| !module.url.is_empty()) {
             self.module_not_run(about, "spec.wasm.url", module.filter_type);
+        }
+        if self.world.exceeds_scripts(&about.entry.object.meta) {
+            let message = format!(
+                "the scripts of a workload exceed {MAX_SCRIPTS} different ones or {MAX_SCRIPTS_SIZE} bytes: its \
+                 requests are refused in place of this script"
+            );
+            let remedy = "remove or combine scripts; those of the root namespace and older ones come first";
+            self.report(about, Code::PluginNotRun, "spec.lua.inlineCode", message, remedy);
         }
     }
 

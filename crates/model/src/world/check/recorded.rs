@@ -6,7 +6,7 @@
 
 use std::{
     cell::{OnceCell, RefCell},
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     hash::{BuildHasher, RandomState},
     net::IpAddr,
     sync::Arc,
@@ -14,7 +14,7 @@ use std::{
 
 use super::super::{World, delegates::DelegateError, endpoints::Endpoint, store::Entry};
 use crate::api::{
-    DestinationRule, EntryEndpoint, Gateway, GrpcRoute, HttpRoute, Kind, Labels, MeshConfig, MtlsMode,
+    DestinationRule, EntryEndpoint, Gateway, GrpcRoute, HttpRoute, Kind, Labels, MeshConfig, Meta, MtlsMode,
     PeerAuthentication, Pod, RateLimitPolicy, Secret, Service, ServiceEntry, ServicePort, Telemetry,
     Template, Typed, VirtualService, virtual_service::Delegate,
 };
@@ -383,6 +383,19 @@ impl<'a> RecordedWorld<'a> {
     ) -> impl Iterator<Item = &'a Entry<Telemetry>> + use<'a, 'b> {
         self.record(Input::In(Kind::Telemetry, namespace));
         self.world.telemetries.in_namespace(namespace)
+    }
+
+    /// Returns whether requests of a workload are refused because the script of an extension is beyond the limits.
+    pub(super) fn exceeds_scripts(&self, extension: &Meta) -> bool {
+        let namespace = extension.namespace.as_str();
+        self.record_with_root(Kind::TrafficExtension, namespace);
+        if !self.world.may_exceed_scripts(namespace) {
+            return false;
+        }
+        let selected_in = (namespace != self.mesh().root_namespace).then_some(namespace);
+        let all = Labels::new();
+        let workloads: BTreeSet<&Labels> = self.workloads(selected_in, &all).collect();
+        workloads.into_iter().any(|labels| self.world.exceeds_scripts(extension, labels))
     }
 
     pub(super) fn has_kubernetes_gateway(&self, namespace: &str, name: &str) -> bool {
