@@ -1,12 +1,13 @@
 //! Validation of DestinationRules.
 
-use super::{Code, Finding, Findings, export_to, host, is_label_text, percent, port, positive, secret_name};
+use super::{
+    Code, Finding, Findings, export_to, host, is_label_text, locality, percent, port, positive, secret_name,
+};
 use crate::api::{
     DestinationRule, TrafficPolicy,
     destination_rule::{
         ClientTls, ClientTlsMode, ConnectionPool, ConsistentHash, LoadBalancer, OutlierDetection, Tunnel,
     },
-    kube::HOSTNAME,
 };
 
 /// Checks a DestinationRule.
@@ -15,7 +16,7 @@ pub(crate) fn destination_rule(spec: &DestinationRule) -> Vec<Finding> {
     host(&spec.host, "spec.host", &mut findings);
     export_to(&spec.export_to, "spec.exportTo", &mut findings);
     if let Some(policy) = &spec.traffic_policy {
-        traffic_policy(policy, "spec.trafficPolicy", &mut findings);
+        traffic_policy(policy, false, "spec.trafficPolicy", &mut findings);
     }
     for (index, subset) in spec.subsets.iter().enumerate() {
         let field = format!("spec.subsets[{index}]");
@@ -49,7 +50,9 @@ pub(crate) fn destination_rule(spec: &DestinationRule) -> Vec<Finding> {
             );
         }
         if let Some(policy) = &subset.traffic_policy {
-            traffic_policy(policy, &format!("{field}.trafficPolicy"), &mut findings);
+            let of_rule = spec.traffic_policy.as_ref();
+            let inherits = of_rule.is_some_and(|policy| policy.outlier_detection.is_some());
+            traffic_policy(policy, inherits, &format!("{field}.trafficPolicy"), &mut findings);
         }
     }
     if spec.workload_selector.is_none() {
@@ -84,12 +87,15 @@ fn credentials(spec: &DestinationRule) -> Vec<String> {
     fields
 }
 
-fn traffic_policy(policy: &TrafficPolicy, field: &str, findings: &mut Findings) {
+/// Checks a policy. `inherits` is whether it inherits outlier detection.
+fn traffic_policy(policy: &TrafficPolicy, inherits: bool, field: &str, findings: &mut Findings) {
+    let ejects = inherits || policy.outlier_detection.is_some();
     settings(
         policy.load_balancer.as_ref(),
         policy.connection_pool.as_ref(),
         policy.outlier_detection.as_ref(),
         policy.tls.as_ref(),
+        ejects,
         field,
         findings,
     );
@@ -112,6 +118,7 @@ fn traffic_policy(policy: &TrafficPolicy, field: &str, findings: &mut Findings) 
             of_port.connection_pool.as_ref(),
             of_port.outlier_detection.as_ref(),
             of_port.tls.as_ref(),
+            of_port.outlier_detection.is_some(),
             &field,
             findings,
         );
@@ -138,11 +145,12 @@ fn settings(
     pool: Option<&ConnectionPool>,
     outliers: Option<&OutlierDetection>,
     tls: Option<&ClientTls>,
+    ejects: bool,
     field: &str,
     findings: &mut Findings,
 ) {
     if let Some(load_balancer) = load_balancer {
-        balancer(load_balancer, &format!("{field}.loadBalancer"), findings);
+        balancer(load_balancer, ejects, &format!("{field}.loadBalancer"), findings);
     }
     if let Some(pool) = pool {
         connection_pool(pool, &format!("{field}.connectionPool"), findings);
@@ -155,19 +163,8 @@ fn settings(
     }
 }
 
-/// Warns about labels of nodes in a list of labels for failover.
-fn hostnames(labels: &[String], field: &str, findings: &mut Findings) {
-    for (index, _) in labels.iter().enumerate().filter(|(_, label)| *label == HOSTNAME) {
-        findings.add(
-            Code::NoEffect,
-            format!("{field}.failoverPriority[{index}]"),
-            "has no effect: the node of a client is unknown, so no endpoint has the same value",
-            "use another label, or set a value for this one",
-        );
-    }
-}
-
-fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
+fn balancer(balancer: &LoadBalancer, ejects: bool, field: &str, findings: &mut Findings) {
+    locality::of_rule(balancer, ejects, field, findings);
     if balancer.simple.is_some() && balancer.consistent_hash.is_some() {
         findings.add(
             Code::ExclusiveFields,
@@ -178,35 +175,6 @@ fn balancer(balancer: &LoadBalancer, field: &str, findings: &mut Findings) {
     }
     if let Some(hash) = &balancer.consistent_hash {
         consistent_hash(hash, &format!("{field}.consistentHash"), findings);
-    }
-    if let Some(zones) = &balancer.zone_aware_lb_setting {
-        if balancer.locality_lb_setting.is_some() {
-            let message = "zoneAwareLbSetting and localityLbSetting exclude each other";
-            findings.add(Code::ExclusiveFields, field, message, "remove one of them");
-        }
-        hostnames(&zones.failover_priority, &format!("{field}.zoneAwareLbSetting"), findings);
-    }
-    if let Some(locality) = &balancer.locality_lb_setting {
-        let field = format!("{field}.localityLbSetting");
-        if !locality.distribute.is_empty() && !locality.failover.is_empty() {
-            findings.add(
-                Code::ExclusiveFields,
-                &field,
-                "distribute and failover exclude each other",
-                "remove one of them",
-            );
-        }
-        hostnames(&locality.failover_priority, &field, findings);
-        for (index, distribute) in locality.distribute.iter().enumerate() {
-            if distribute.to.values().sum::<u32>() != 100 {
-                findings.add(
-                    Code::LocalityWeights,
-                    format!("{field}.distribute[{index}].to"),
-                    "the weights do not add up to 100",
-                    "change the weights",
-                );
-            }
-        }
     }
     if let Some(warmup) = &balancer.warmup {
         let field = format!("{field}.warmup");

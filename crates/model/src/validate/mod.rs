@@ -13,6 +13,7 @@ mod gateway_api;
 mod ingress;
 mod injection;
 mod kube;
+mod locality;
 mod mesh_networks;
 mod other_meshes;
 mod pods;
@@ -135,6 +136,7 @@ pub(crate) fn mesh_config(mesh: &MeshConfig) -> Vec<Finding> {
     if let Some(retries) = &mesh.default_http_retry_policy {
         route_actions::retries(retries, "defaultHttpRetryPolicy", &mut findings);
     }
+    locality::of_mesh(mesh, &mut findings);
     extension_provider::check(mesh, &mut findings);
     let server = &mesh.default_config.proxy_headers.server.value;
     if !proxy_settings::is_header_value(server) {
