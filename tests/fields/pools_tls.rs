@@ -7,7 +7,7 @@ use rcgen::{
     KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
 };
 
-use crate::{CLIENTS, get, mesh_with, pools_connections::address, wait, wait_logged};
+use crate::{CLIENTS, get, mesh_with, pools_connections::address, secure::secret, wait, wait_logged};
 
 const RULES: &str = include_str!("pools_tls.yaml");
 /// Serial number of the server's certificate.
@@ -57,7 +57,7 @@ pub(crate) fn revocations(issuer: &Issuer, serial: u64) -> String {
     list.signed_by(issuer).unwrap().pem().unwrap()
 }
 
-/// Writes the files that the rules name, and returns the Secret of the servers.
+/// Writes the files that the rules name, and returns the Secrets.
 fn write_files(folder: &Path) -> String {
     let (root, other) = (issuer("root"), issuer("other"));
     let write = |name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
@@ -68,15 +68,12 @@ fn write_files(folder: &Path) -> String {
         write(&format!("{name}.crt"), &chain);
         write(&format!("{name}.key"), &key);
     }
-    write("revoked.crl", &revocations(&root, SERIAL));
-    write("unrevoked.crl", &revocations(&root, SERIAL + 1));
+    let lists = [("revoked", SERIAL), ("unrevoked", SERIAL + 1)];
+    let lists = lists.map(|(name, serial)| (name, revocations(&root, serial)));
+    lists.iter().for_each(|(name, list)| write(&format!("{name}.crl"), list));
     let (chain, key) = member(&root, "server.example", SERIAL);
-    let block = |text: &str| text.lines().map(|line| format!("    {line}\n")).collect::<String>();
-    let entries = [("tls.crt", chain), ("tls.key", key), ("ca.crt", root.pem())];
-    let entries = entries.map(|(name, text)| format!("  {name}: |\n{}", block(&text))).concat();
-    format!(
-        "---\napiVersion: v1\nkind: Secret\nmetadata: {{name: edge, namespace: shop}}\nstringData:\n{entries}"
-    )
+    let of_lists = lists.map(|(name, list)| secret(name, &[("ca.crt", root.pem()), ("ca.crl", list)]));
+    secret("edge", &[("tls.crt", chain), ("tls.key", key), ("ca.crt", root.pem())]) + &of_lists.concat()
 }
 
 fn entry(host: &str, address: &str, port: u16) -> String {
@@ -90,13 +87,15 @@ fn entry(host: &str, address: &str, port: u16) -> String {
 
 #[test]
 fn certificates_are_in_files() {
-    const HOSTS: [(&str, u16, u16); 9] = [
+    const HOSTS: [(&str, u16, u16); 11] = [
         ("trusted", 8443, 298),
         ("distrusted", 8443, 503),
         ("unverified", 8443, 298),
         ("verified", 8443, 503),
         ("revoked", 8443, 503),
         ("unrevoked", 8443, 298),
+        ("secret-revoked", 8443, 503),
+        ("secret-unrevoked", 8443, 298),
         ("member", 8444, 298),
         ("stranger", 8444, 503),
         ("anonymous", 8444, 503),

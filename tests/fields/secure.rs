@@ -73,7 +73,7 @@ pub(crate) fn member(issuer: &Issuer, name: &str) -> Member {
     Member { chain, key }
 }
 
-fn secret(name: &str, entries: &[(&str, String)]) -> String {
+pub(crate) fn secret(name: &str, entries: &[(&str, String)]) -> String {
     let block = |text: &str| text.lines().map(|line| format!("    {line}\n")).collect::<String>();
     let entries: String = entries.iter().map(|(key, text)| format!("  {key}: |\n{}", block(text))).collect();
     format!(

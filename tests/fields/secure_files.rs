@@ -8,13 +8,20 @@ use skysail_testkit::eventually;
 use crate::{
     get, mesh_with,
     pools_tls::revocations,
-    secure::{Edges, Issuer, Member, Offer, issuer, member},
+    secure::{Edges, Issuer, Member, Offer, issuer, member, secret},
     wait,
 };
 
 const RULES: &str = include_str!("secure_files.yaml");
-const HOSTS: [&str; 5] =
-    ["one.example", "roots.example", "pairs.example", "pairs-roots.example", "mesh.example"];
+const HOSTS: [&str; 7] = [
+    "one.example",
+    "roots.example",
+    "pairs.example",
+    "pairs-roots.example",
+    "mesh.example",
+    "listed.example",
+    "unlisted.example",
+];
 
 /// Replaces a file as a whole, as a mounted Secret does.
 fn put(folder: &Path, name: &str, text: &str) {
@@ -22,12 +29,14 @@ fn put(folder: &Path, name: &str, text: &str) {
     fs::rename(folder.join("new"), folder.join(name)).unwrap();
 }
 
-/// Replaces the certificate of the servers and its key.
-fn put_server(folder: &Path, issuer: &Issuer) {
+/// Replaces the certificate of the servers and its key, and returns both.
+fn put_server(folder: &Path, issuer: &Issuer) -> [String; 2] {
     let key = KeyPair::generate().unwrap();
     let chain = CertificateParams::new(HOSTS.map(str::to_owned)).unwrap().signed_by(&key, issuer).unwrap();
-    put(folder, "server.crt", &chain.pem());
-    put(folder, "server.key", &key.serialize_pem());
+    let pair = [chain.pem(), key.serialize_pem()];
+    put(folder, "server.crt", &pair[0]);
+    put(folder, "server.key", &pair[1]);
+    pair
 }
 
 /// Serial number of a revoked certificate.
@@ -44,12 +53,16 @@ fn revoked(issuer: &Issuer) -> Member {
 fn servers_have_certificates_in_files() {
     let [servers, newer, clients, others] = ["servers", "newer", "clients", "others"].map(issuer);
     let folder = tempfile::tempdir().unwrap();
-    put_server(folder.path(), &servers);
+    let [chain, key] = put_server(folder.path(), &servers);
     put(folder.path(), "clients.crt", &clients.pem());
     put(folder.path(), "others.crt", &others.pem());
     let lists = [&clients, &others].map(|issuer| revocations(issuer, REVOKED)).concat();
     put(folder.path(), "revoked.crl", &lists);
+    let mut entries = vec![("tls.crt", chain), ("tls.key", key), ("ca.crt", clients.pem())];
+    let unlisted = secret("unlisted", &entries);
+    entries.push(("ca.crl", lists));
     let rules = RULES.replace("FOLDER", &folder.path().to_string_lossy());
+    let rules = [rules, unlisted, secret("listed", &entries)].concat();
     let setup = mesh_with(&rules, &["shop/edge-envoy"]);
     let mesh = setup.with(&["-p", "0:edge-skysail:443", "-p", "0:edge-envoy:443"]).ready();
     let edges = Edges::of(&mesh, &servers);
@@ -68,7 +81,10 @@ fn servers_have_certificates_in_files() {
         edges.refuse(host, with(refused));
         edges.refuse(host, without);
     }
-    edges.refuse("roots.example", with(&revoked));
+    for host in ["roots.example", "listed.example", "unlisted.example"] {
+        edges.accept(host, with(&known));
+        edges.refuse(host, with(&revoked));
+    }
     // A client of the mesh is accepted; insecureSkipVerify admits no other.
     wait(&mesh, "by-skysail", &get("http://mesh.example/", 298, &[]));
     edges.refuse("mesh.example", with(&known));

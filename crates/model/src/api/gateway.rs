@@ -195,11 +195,13 @@ impl ServerTls {
         all.map(String::as_str).find(|file| !file.is_empty()).unwrap_or_default()
     }
 
-    /// Returns whether the revocation list of `caCrl` verifies clients: only together with roots in a file.
+    /// Returns whether the revocation list of `caCrl` verifies clients: only together with roots in a file or a Secret.
     pub fn has_list(&self) -> bool {
-        let has_roots = !self.root_file().is_empty() && self.ca_cert_credential_name.is_empty();
+        let has_roots = !self.root_file().is_empty()
+            || !self.ca_cert_credential_name.is_empty()
+            || !self.credentials().is_empty();
         let verifies = matches!(self.mode, ServerTlsMode::Mutual | ServerTlsMode::OptionalMutual);
-        verifies && has_roots && self.credentials().is_empty() && !self.ca_crl.is_empty()
+        verifies && has_roots && !self.ca_crl.is_empty()
     }
 }
 

@@ -288,8 +288,8 @@ fn check_parameters(tls: &ServerTls, field: &str, findings: &mut Findings) {
     }
     if !tls.ca_crl.is_empty() && !tls.has_list() {
         // Without the list, revoked certificates would be accepted.
-        let message = "is supported together with caCertificates only";
-        let remedy = "set mode MUTUAL and caCertificates, or put the list into key ca.crl of the Secret";
+        let message = "is supported together with roots of clients only";
+        let remedy = "set mode MUTUAL with caCertificates or credentialName";
         findings.add(Code::Unsupported, format!("{field}.caCrl"), message, remedy);
     }
 }
