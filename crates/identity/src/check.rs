@@ -39,6 +39,9 @@ pub struct PeerCheck {
     pub host_name: bool,
     /// Server only: refuses clients without a certificate.
     pub required: bool,
+    /// Server only: accepts a client whose certificate is not valid. It counts as a client without a certificate
+    /// ([`Acceptor::identifies`](crate::Acceptor::identifies)).
+    pub accepts_untrusted: bool,
 }
 
 /// Role of the peer whose certificate is verified.
@@ -62,6 +65,7 @@ impl PeerCheck {
             pins: Vec::new(),
             host_name: false,
             required: false,
+            accepts_untrusted: false,
         }
     }
 

@@ -32,6 +32,7 @@ use rustls::{
 
 use crate::{
     Error,
+    check::Role,
     identity::{self, Identity, Live},
     roots::{Crls, Roots},
     tls::TlsSpec,
@@ -85,6 +86,13 @@ impl Acceptor {
         let common = offered.iter().any(|one| ours.iter().any(|own| **own == **one));
         let config = if offered.is_empty() || common { &newest.config } else { &newest.without_alpn };
         UnbufferedServerConnection::new(Arc::clone(config)).map_err(|error| Error::Tls(error.to_string()))
+    }
+
+    /// Returns whether the certificates of an accepted client are valid, and thus identify it. Those of other clients
+    /// are ignored. Only an acceptor that [accepts them](crate::PeerCheck::accepts_untrusted) has such clients.
+    pub fn identifies(&self, chain: &[CertificateDer<'_>]) -> bool {
+        let check = self.tickets.spec.peer.as_ref().filter(|check| check.accepts_untrusted);
+        check.is_none_or(|check| check.verify(chain, Role::Client, SystemTime::now()).is_ok())
     }
 
     /// Verifies the certificates of an accepted client with the current roots. An expired certificate is not an

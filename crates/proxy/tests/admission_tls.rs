@@ -175,3 +175,38 @@ async fn an_active_connection_forwards_its_certificate_as_currently_configured()
     publish(&proxy, &clusters, telling(false)).await;
     assert!(!ask().await.contains("URI="));
 }
+
+#[tokio::test]
+async fn a_certificate_that_is_accepted_without_being_valid_identifies_nobody() {
+    use skysail_policy::config::http::{ClientCertDetails, ForwardClientCert};
+    let (mesh, other) = (Mesh::new(), Mesh::new());
+    let received = server(|_, mut client: Client| async move {
+        while let Some((head, _)) = client.message_if_any().await {
+            let forwarded = head.contains("x-forwarded-client-cert");
+            let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: 0\r\nx-forwarded: {forwarded}\r\n\r\n");
+            client.send(&answer).await;
+        }
+    })
+    .await;
+    let mut spec = mesh.spec("server", "client", &[]);
+    let check = spec.peer.as_mut().unwrap();
+    (check.accepts_untrusted, check.required) = (true, false);
+    let change = |manager: &mut HttpManager, _: &mut Forward| {
+        let forward = ForwardClientCert::SanitizeSet;
+        manager.client_cert = ClientCertDetails { forward, ..ClientCertDetails::default() };
+    };
+    let listener = listener(http(change), Some(accepting(&spec)));
+    let proxy = Proxy::start(listener, vec![cluster(&[received], None)]).await;
+    let trusts = mesh.spec("client", "server", &[]);
+    let stranger = other.spec("client", "server", &[]).identities;
+    let of = |identities| TlsSpec { identities, ..trusts.clone() };
+    for (client, forwarded) in [(trusts.clone(), true), (of(stranger), false), (of(Vec::new()), false)] {
+        let stream = TcpStream::connect(proxy.address).await.unwrap();
+        let connector = TlsConnector::from(client.client().unwrap());
+        let mut stream = within(connector.connect("a".try_into().unwrap(), stream)).await.unwrap();
+        within(stream.write_all(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")).await.unwrap();
+        let mut answer = String::new();
+        within(stream.read_to_string(&mut answer)).await.unwrap();
+        assert!(answer.contains(&format!("x-forwarded: {forwarded}\r\n")), "{answer}");
+    }
+}

@@ -77,7 +77,6 @@ async fn unsupported_settings_are_refused_by_name() {
         (certificate("pkcs12", json!({"inline_string": "a"})), "pkcs12"),
         (certificate("tls_params", json!({})), "tls_params"),
         (validation(json!({"allow_expired_certificate": true})), "allow_expired_certificate"),
-        (validation(json!({"trust_chain_verification": "ACCEPT_UNTRUSTED"})), "trust_chain_verification"),
         (validation(json!({"require_signed_certificate_timestamp": true})), "require_signed_certificate"),
         (validation(json!({"system_root_certs": {}})), "system_root_certs"),
         (validation(json!({"verify_certificate_hash": ["ab"]})), "verify_certificate_hash[0]"),

@@ -140,6 +140,7 @@ fn certificate(explained: &Explanation, received: &Received<'_>) -> Option<Certi
         CertificateVerdict::NotRequested => ("not requested", ""),
         CertificateVerdict::Assumed(secret) => ("assumed", secret.as_str()),
         CertificateVerdict::Refused(reason) => ("refused", reason.as_str()),
+        CertificateVerdict::Ignored(reason) => ("ignored", reason.as_str()),
     };
     let name = received.principal.unwrap_or_default().to_owned();
     Some(CertificateStep { name, verdict, reason: reason.to_owned() })

@@ -115,7 +115,7 @@ async fn begin(
     if let Some(tls) = &chain.tls {
         terminate_tls((&mut stream, &mut timer), tls, &chain, worker, &arrival, &findings).await?;
     }
-    let peer = Peer::of(stream.agreed(), worker.shared.dialer.principal());
+    let peer = peer(&stream, &chain, worker);
     let mut origin = Rc::new(arrival.origin(&chain, findings, peer));
     if !is_admitted(&mut origin, worker).await {
         stream.close(&mut timer).await;
@@ -124,6 +124,20 @@ async fn begin(
     let early = early.filter(|early: &EarlyUpstream| early.is_for(&origin.chain)).map(Box::new);
     // Boxed: futures reserve memory for all their parameters.
     Some((Box::new(Accepted { stream, timer, origin, registered }), early, counted))
+}
+
+/// Returns the peer after the handshake. A certificate that is accepted without being valid identifies nobody.
+fn peer(stream: &Stream, chain: &FilterChain, worker: &Worker) -> Peer {
+    let agreed = stream.agreed();
+    let presented = agreed.and_then(|agreed| agreed.peer_certificates()).unwrap_or_default();
+    let acceptor = chain.tls.as_ref().map(|tls| tls.config.load_full());
+    let is_identified =
+        acceptor.is_none_or(|acceptor| acceptor.is_some_and(|acceptor| acceptor.identifies(presented)));
+    let mut peer = Peer::of(agreed, worker.shared.dialer.principal());
+    if !is_identified {
+        peer.certificate = None;
+    }
+    peer
 }
 
 /// Terminates TLS. Returns `None` if the handshake has failed, which it counts and logs.

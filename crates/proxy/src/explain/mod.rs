@@ -287,7 +287,12 @@ impl ProxyConfiguration {
         explained.certificate = match (&check, hello.certificate) {
             (_, None) => CertificateVerdict::Absent,
             (None, Some(_)) => CertificateVerdict::NotRequested,
-            (Some((check, secret)), Some(certificate)) => certificate.verify(check, secret),
+            (Some((check, secret)), Some(certificate)) => match certificate.verify(check, secret) {
+                CertificateVerdict::Refused(reason) if check.accepts_untrusted => {
+                    CertificateVerdict::Ignored(reason)
+                }
+                verdict => verdict,
+            },
         };
         let is_required = check.is_some_and(|(check, _)| check.is_mandatory());
         match &explained.certificate {

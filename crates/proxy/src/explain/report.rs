@@ -63,6 +63,8 @@ pub enum CertificateVerdict {
     Assumed(String),
     /// The handshake fails, for this reason.
     Refused(String),
+    /// It is not valid, for this reason. The client is accepted as one without a certificate.
+    Ignored(String),
 }
 
 impl CertificateVerdict {

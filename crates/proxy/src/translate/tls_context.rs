@@ -58,6 +58,10 @@ pub(super) fn server(translator: Translator<'_>, proto: &DownstreamTlsContext) -
         }
         spec.client_order = proto.prefer_client_ciphers;
         spec.sessions.lifetime = session_lifetime(proto).at("session_timeout")?;
+        if spec.peer.as_ref().is_some_and(|check| check.accepts_untrusted) {
+            // A session would be refused once the certificate with which it began has expired.
+            spec.sessions.lifetime = Duration::ZERO;
+        }
         Ok(spec)
     })
 }
@@ -93,6 +97,10 @@ pub(super) fn client(
     let config = translator.tls.client(key, || {
         let mut spec = spec(translator, common).at("common_tls_context")?;
         match &mut spec.peer {
+            Some(check) if check.accepts_untrusted => {
+                let reject = Reject::new("ACCEPT_UNTRUSTED is supported for clients only");
+                return Err(reject.at_field("trust_chain_verification").at_field("common_tls_context"));
+            }
             Some(check) => check.host_name = host_name,
             None if host_name => {
                 return Err(

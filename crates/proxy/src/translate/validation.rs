@@ -12,7 +12,8 @@ use skysail_xds::envoy::pb::envoy::{
     config::core::v3::{DataSource, data_source::Specifier},
     extensions::transport_sockets::tls::v3::{
         CertificateValidationContext, CommonTlsContext, SpiffeCertValidatorConfig, SubjectAltNameMatcher,
-        common_tls_context::ValidationContextType, subject_alt_name_matcher::SanType,
+        certificate_validation_context::TrustChainVerification, common_tls_context::ValidationContextType,
+        subject_alt_name_matcher::SanType,
     },
     r#type::matcher::v3::{StringMatcher, string_matcher::MatchPattern},
 };
@@ -101,6 +102,7 @@ fn rules(
         max_depth: number(context.max_verify_depth),
         names: names(context)?,
         pins,
+        accepts_untrusted: context.trust_chain_verification() == TrustChainVerification::AcceptUntrusted,
         ..PeerCheck::new(roots)
     })
 }

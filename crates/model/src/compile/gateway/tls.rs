@@ -5,6 +5,7 @@
 
 use skysail_xds::envoy::pb::envoy::extensions::transport_sockets::tls::v3::{
     CertificateValidationContext, CommonTlsContext, DownstreamTlsContext, SdsSecretConfig, TlsParameters,
+    certificate_validation_context::TrustChainVerification,
     common_tls_context::{CombinedCertificateValidationContext, ValidationContextType},
     tls_parameters::TlsProtocol,
 };
@@ -89,12 +90,21 @@ fn certificates(from: &ServerTls) -> Vec<SdsSecretConfig> {
 
 fn validation(setting: FilterSettings<'_>, from: &ServerTls) -> Option<ValidationContextType> {
     let exact = |name: &String| matching(matcher::string_matcher::MatchPattern::Exact(name.clone()));
+    // A Gateway of Gateway API alone has the setting without mutual TLS of the mesh.
+    let accepts_untrusted =
+        from.insecure_skip_verify == Some(true) && from.mode == ServerTlsMode::OptionalMutual;
+    let verification = if accepts_untrusted {
+        TrustChainVerification::AcceptUntrusted
+    } else {
+        TrustChainVerification::VerifyTrustChain
+    };
     #[expect(deprecated, reason = "what istiod sends; the typed form is not understood by older proxies")]
     let default = CertificateValidationContext {
         match_subject_alt_names: from.subject_alt_names.iter().map(exact).collect(),
         verify_certificate_spki: from.verify_certificate_spki.clone(),
         verify_certificate_hash: from.verify_certificate_hash.clone(),
         crl: from.has_list().then(|| tls::file_source(&from.ca_crl)),
+        trust_chain_verification: verification as i32,
         ..Default::default()
     };
     let source = match roots(from) {

@@ -239,10 +239,9 @@ impl<'a> GatewayListener<'a> {
             made.ca_cert_credential_name = roots;
             // As in Istio, the option takes precedence.
             if mode == ServerTlsMode::Simple {
-                made.mode = match of_clients {
-                    FrontendValidationMode::AllowValidOnly => ServerTlsMode::Mutual,
-                    FrontendValidationMode::AllowInsecureFallback => ServerTlsMode::OptionalMutual,
-                };
+                let is_insecure = of_clients == FrontendValidationMode::AllowInsecureFallback;
+                made.mode = if is_insecure { ServerTlsMode::OptionalMutual } else { ServerTlsMode::Mutual };
+                made.insecure_skip_verify = Some(is_insecure);
             }
         }
         if option == Some("ISTIO_SIMPLE") {
