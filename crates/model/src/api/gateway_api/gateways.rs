@@ -152,6 +152,23 @@ pub struct GatewayAddress {
     pub value: String,
 }
 
+/// Type of an address without a type.
+pub(crate) const IP_ADDRESS: &str = "IPAddress";
+
+impl GatewayAddress {
+    /// Returns the type.
+    pub(crate) fn kind(&self) -> &str {
+        self.kind.as_deref().unwrap_or(IP_ADDRESS)
+    }
+}
+
+impl KubernetesGateway {
+    /// Returns whether a Gateway with these labels is one between networks.
+    pub(crate) fn is_between_networks(&self, labels: &Labels) -> bool {
+        labels.contains_key(NETWORK) && self.listeners.iter().any(|of| of.joins_networks(labels))
+    }
+}
+
 /// ListenerSets that may add listeners to a Gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]

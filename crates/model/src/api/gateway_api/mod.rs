@@ -5,6 +5,7 @@ mod routes;
 
 use serde::Deserialize;
 
+pub(crate) use gateways::IP_ADDRESS;
 pub use gateways::{
     AUTO_PASSTHROUGH, AllowedListeners, AllowedRoutes, BackendTls, BackendTlsPolicy, BackendValidation,
     FrontendTls, FrontendTlsConfig, FrontendTlsPort, FrontendValidation, FrontendValidationMode,

@@ -9,7 +9,6 @@ use crate::{
             GatewayClass, KubernetesGateway, LISTENER_MODE, Listener, ListenerProtocol, ListenerSet,
             ListenerTlsMode, ReferenceGrant, SanType,
         },
-        kube::NETWORK,
     },
     validate::{Finding, Findings, port},
 };
@@ -34,10 +33,9 @@ pub(crate) fn kubernetes_gateway(spec: &KubernetesGateway, labels: &Labels) -> V
         findings.add(Code::MissingField, "spec.gatewayClassName", "is missing", "use istio");
     }
     limit(spec.addresses.len(), 16, "spec.addresses", &mut findings);
-    let is_for_networks = |listener: &Listener| listener.joins_networks(labels);
-    let joins_networks = labels.contains_key(NETWORK) && spec.listeners.iter().any(is_for_networks);
+    let joins_networks = spec.is_between_networks(labels);
     for (index, address) in spec.addresses.iter().enumerate() {
-        let kind = address.kind.as_deref().unwrap_or("IPAddress");
+        let kind = address.kind();
         if joins_networks && kind == "IPAddress" && address.value.parse::<std::net::IpAddr>().is_err() {
             let field = format!("spec.addresses[{index}].value");
             let message = format!("{:?} is not an IP address", address.value);

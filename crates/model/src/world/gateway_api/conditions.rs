@@ -61,11 +61,7 @@ impl World {
             let namespace = of.parent.namespace.as_deref().unwrap_or(&key.namespace);
             named(format!("parent {namespace}/{}", of.parent.name), of.conditions)
         });
-        let gateway = match key.kind {
-            Kind::KubernetesGateway => self.kubernetes_gateways.get(&key.namespace, &key.name),
-            _ => None,
-        };
-        let addresses = gateway.map(|entry| {
+        let addresses = self.gateway_entry(key).map(|entry| {
             let (selector, namespace) = self.proxies_of(&entry.object);
             self.addresses_of_gateways(&selector, Some(&namespace)).into_iter().cloned().collect()
         });
@@ -94,7 +90,11 @@ impl World {
     }
 
     /// Returns the external addresses of the Services of gateways with these labels; `namespace`: `None` for all.
-    fn addresses_of_gateways(&self, selector: &Labels, namespace: Option<&str>) -> BTreeSet<&String> {
+    pub(super) fn addresses_of_gateways(
+        &self,
+        selector: &Labels,
+        namespace: Option<&str>,
+    ) -> BTreeSet<&String> {
         let pods = self.pods().map(|pod| (&pod.meta.namespace, &*pod.meta.labels));
         let templates = self.templates().map(|template| (&template.meta.namespace, &template.spec.labels));
         let gateways = pods.chain(templates).filter(|(of, labels)| {

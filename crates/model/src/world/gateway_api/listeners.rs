@@ -160,7 +160,10 @@ impl<'a> GatewayListener<'a> {
 
     /// Returns whether the listener is served.
     pub(super) fn is_usable(&self) -> bool {
-        self.credentials.is_ok() && self.conflict.is_none() && self.listener.is_supported()
+        self.credentials.is_ok()
+            && self.conflict.is_none()
+            && self.listener.is_supported()
+            && !self.gateway.has_no_supported_address()
     }
 
     /// Returns whether another listener with HTTPS has the port, and a host that this listener may serve too.

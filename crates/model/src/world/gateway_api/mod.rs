@@ -4,6 +4,7 @@
 //! when the next changes are taken ([`World::settle`]), once for all objects that changed since. Their names contain
 //! `~`, which no object of a user has.
 
+mod addresses;
 mod attach;
 mod backend_tls;
 mod conditions;

@@ -10,9 +10,9 @@ use super::{
 use crate::{
     api::{
         Kind, ObjectKey,
-        gateway_api::{FrontendValidationMode, GROUP, ParentReference},
+        gateway_api::{FrontendValidationMode, GROUP, KubernetesGateway, ParentReference},
     },
-    world::World,
+    world::{World, store::Entry},
 };
 
 /// Maximum number of ancestors in the status of a policy.
@@ -68,7 +68,7 @@ pub struct GatewayApiStatus {
 
 impl World {
     /// Returns the status of the routes, Gateways, ListenerSets and GatewayClasses that are served here. A pure
-    /// function of the objects: addresses and times are not part of it.
+    /// function of the objects: assigned addresses and times are not part of it.
     pub fn gateway_api_status(&self) -> Vec<GatewayApiStatus> {
         let (routes, listeners) = (self.routes(), self.gateway_listeners());
         let mut uses = vec![0; listeners.len()];
@@ -105,6 +105,9 @@ impl World {
         }
         for known in made.iter_mut().filter(|known| !known.listeners.is_empty()) {
             known.conditions = gateway_conditions(known.object.kind, &known.listeners);
+            if let Some(entry) = self.gateway_entry(&known.object) {
+                self.check_addresses(&entry.object, &mut known.conditions);
+            }
             if self.accepts_insecure_clients(&known.object) {
                 let message = "Gateway is operating in AllowInsecureFallback mode for frontend validation";
                 known.conditions.push(holds(
@@ -126,13 +129,16 @@ impl World {
         made
     }
 
+    /// Returns the Gateway of a key; `None` for an object of another kind.
+    pub(super) fn gateway_entry(&self, key: &ObjectKey) -> Option<&Entry<KubernetesGateway>> {
+        let is_gateway = key.kind == Kind::KubernetesGateway;
+        self.kubernetes_gateways.get(&key.namespace, &key.name).filter(|_| is_gateway)
+    }
+
     /// Returns whether a Gateway accepts clients without a certificate although it verifies those of others.
     fn accepts_insecure_clients(&self, key: &ObjectKey) -> bool {
-        let entry = match key.kind {
-            Kind::KubernetesGateway => self.kubernetes_gateways.get(&key.namespace, &key.name),
-            _ => None,
-        };
-        let mut validations = entry
+        let mut validations = self
+            .gateway_entry(key)
             .into_iter()
             .flat_map(|entry| &entry.object.spec.tls)
             .flat_map(|tls| tls.frontend.validations());

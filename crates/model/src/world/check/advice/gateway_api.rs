@@ -39,6 +39,13 @@ impl Report<'_> {
                     self.report_key(about, code, "spec.listeners", message, remedy(code));
                 }
             }
+            let unusable = |of: &&StatusCondition| {
+                matches!(of.reason, "AddressNotUsable" | "AddressNotAssigned") && of.kind == "Programmed"
+            };
+            if let Some(condition) = status.conditions.iter().find(unusable) {
+                let code = Code::UnresolvedReference;
+                self.report_key(about, code, "spec.addresses", words(condition), remedy(code));
+            }
             self.listener_secrets(about);
             for (index, parent) in status.parents.iter().enumerate() {
                 for condition in parent.conditions.iter().filter(|of| !of.status) {
