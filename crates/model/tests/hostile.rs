@@ -155,6 +155,9 @@ fn peak() -> usize {
 
 #[test]
 fn hostile_texts_are_refused_within_bounds() {
+    let is_text = |name: &str| TEXTS.iter().any(|(of, _)| *of == name);
+    let unused: Vec<_> = REFUSALS.iter().filter(|(name, _)| !is_text(name)).collect();
+    assert!(unused.is_empty(), "no text has these names: {unused:?}");
     let wanted = env::var("HOSTILE").ok();
     for (name, make) in TEXTS {
         if wanted.as_ref().is_some_and(|wanted| wanted != name) {
