@@ -27,8 +27,9 @@ pub(crate) const TWO_PORTS: &str =
     "{name: http, port: 80, targetPort: 8080}, {name: http-two, port: 81, targetPort: 8080}";
 
 fn start() -> Mesh {
-    let http = ["few-retries", "many-retries", "one-stream", "many-streams", "two-ports", "forwarder"];
-    let tcp = ["idle-tcp", "lasting-tcp", "header-one", "header-two", "tunneled"];
+    let http =
+        ["few-retries", "many-retries", "one-stream", "many-streams", "two-ports", "forwarder", "poster"];
+    let tcp = ["idle-tcp", "lasting-tcp", "header-one", "header-two", "tunneled", "posted"];
     let services =
         [services("server", &http, TWO_PORTS), services("server", &tcp, "{name: tcp, port: 9000}")].concat();
     let mesh = mesh_with(&[RULES, &services].concat(), &["shop/by-envoy"]).ready();
@@ -121,9 +122,13 @@ fn connections_of_tcp_have_settings() {
         wait_output(&mesh, client, &head("header-two"), |output| output.starts_with(signature));
 
         // The server refuses to connect to the target.
-        wait_output(&mesh, client, &head("tunneled"), <[u8]>::is_empty);
-        let texts = ["\"CONNECT - HTTP/1.1\" 404", "\"database.example.com:5432\"", &address(&mesh, client)];
-        wait_logged(&mesh, &["server", "-c", "proxy"], &texts);
+        for (host, request, target) in [
+            ("tunneled", "\"CONNECT - HTTP/1.1\" 404", "\"database.example.com:5432\""),
+            ("posted", "\"POST / HTTP/1.1\" 403", "\"database.example.com:5433\""),
+        ] {
+            wait_output(&mesh, client, &head(host), <[u8]>::is_empty);
+            wait_logged(&mesh, &["server", "-c", "proxy"], &[request, target, &address(&mesh, client)]);
+        }
     }
 }
 

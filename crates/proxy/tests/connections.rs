@@ -17,7 +17,7 @@ use skysail_identity::TlsSpec;
 use skysail_policy::config::{
     Cluster, FilterChain, Listener,
     cluster::{Balancer, Discovery},
-    listener::{ChainMatch, Inspect, ProxyProtocolFilter, TcpProxy, Terminal, Transport},
+    listener::{ChainMatch, Inspect, ProxyProtocolFilter, TcpProxy, Terminal, Transport, Tunneling},
     route::Targets,
 };
 use support::{Client, Proxy, cluster, http, listener, server, tcp, within};
@@ -153,11 +153,11 @@ async fn connections_reach_their_original_destination() {
     }
 }
 
-/// Returns a listener whose connections are tunnelled to this target.
-fn tunnelled(target: &str) -> Listener {
+/// Returns a listener whose connections are tunnelled.
+fn tunnelled(is_post: bool) -> Listener {
     let Terminal::Tcp(proxy) = tcp() else { unreachable!() };
     let mut proxy = Arc::into_inner(proxy).unwrap();
-    proxy.tunnel = Some(target.into());
+    proxy.tunnel = Some(Tunneling { target: "a.example:443".into(), is_post });
     listener(Terminal::Tcp(Arc::<TcpProxy>::new(proxy)), None)
 }
 
@@ -176,7 +176,7 @@ async fn connections_are_tunnelled_through_an_http_proxy() {
         tokio::io::copy(&mut from, &mut to).await.unwrap();
     })
     .await;
-    let proxy = Proxy::start(tunnelled("a.example:443"), vec![cluster(&[open], None)]).await;
+    let proxy = Proxy::start(tunnelled(false), vec![cluster(&[open], None)]).await;
     let mut client = proxy.connect().await;
     client.send("world").await;
     client.stream.shutdown().await.unwrap();
@@ -189,9 +189,49 @@ async fn connections_are_tunnelled_through_an_http_proxy() {
             client.send(refusal).await;
         })
         .await;
-        let proxy = Proxy::start(tunnelled("a.example:443"), vec![cluster(&[closed], None)]).await;
+        let proxy = Proxy::start(tunnelled(false), vec![cluster(&[closed], None)]).await;
         assert_eq!(proxy.connect().await.rest().await, "", "{refusal:?}");
     }
+}
+
+#[tokio::test]
+async fn connections_are_tunnelled_in_bodies_of_a_post() {
+    let post = "POST / HTTP/1.1\r\nHost: a.example:443\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let chunked =
+        "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n6\r\nhello \r\n";
+    for (start, end) in [
+        (chunked, "3\r\nall\r\n0\r\n\r\nmore"),
+        ("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello ", "allmore"),
+        ("HTTP/1.0 200 OK\r\n\r\nhello ", "all"),
+    ] {
+        let server = server(move |_, mut client: Client| async move {
+            let mut sent = vec![0; post.len()];
+            client.stream.read_exact(&mut sent).await.unwrap();
+            assert_eq!(String::from_utf8_lossy(&sent), post);
+            client.send(start).await;
+            let body = "5\r\nworld\r\n0\r\n\r\n";
+            let mut sent = vec![0; body.len()];
+            client.stream.read_exact(&mut sent).await.unwrap();
+            assert_eq!(String::from_utf8_lossy(&sent), body);
+            client.send(end).await;
+        })
+        .await;
+        let proxy = Proxy::start(tunnelled(true), vec![cluster(&[server], None)]).await;
+        let mut client = proxy.connect().await;
+        let mut first = [0; 6];
+        client.stream.read_exact(&mut first).await.unwrap();
+        assert_eq!(&first, b"hello ");
+        client.send("world").await;
+        client.stream.shutdown().await.unwrap();
+        assert_eq!(client.rest().await, "all");
+    }
+    let cut = server(move |_, mut client: Client| async move {
+        client.send("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n6\r\nhe").await;
+        client.stream.read_exact(&mut vec![0; post.len()]).await.unwrap();
+    })
+    .await;
+    let proxy = Proxy::start(tunnelled(true), vec![cluster(&[cut], None)]).await;
+    assert_eq!(proxy.connect().await.rest().await, "he", "a response that is cut ends the connection");
 }
 
 /// Starts a server that sends everything at once, half-closes, and reports how many bytes it receives.

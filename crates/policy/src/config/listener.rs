@@ -153,12 +153,21 @@ pub struct TcpProxy {
     pub max_duration: Option<Duration>,
     /// Connections from the same address go to the same endpoint, for clusters with a hashing balancer.
     pub hash_source_ip: bool,
-    /// Target (HOST:PORT) that the upstream is asked for by CONNECT (`tunneling_config`); `None` for no tunnel.
-    pub tunnel: Option<Box<str>>,
+    /// Tunnel that the upstream is asked for (`tunneling_config`).
+    pub tunnel: Option<Tunneling>,
     /// Settings of Istio's TCP metrics (filter `istio.stats`).
     pub stats: Option<Arc<super::stats::Stats>>,
     /// Access logs.
     pub access_logs: Vec<Arc<super::http::AccessLog>>,
+}
+
+/// A tunnel through an HTTP proxy. Source: `envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy.TunnelingConfig`.
+#[derive(Debug)]
+pub struct Tunneling {
+    /// Target, HOST:PORT.
+    pub target: Box<str>,
+    /// The bytes are the bodies of a POST and its response; otherwise, CONNECT is used.
+    pub is_post: bool,
 }
 
 /// Match of connections; all given criteria must hold. Source: `envoy.config.listener.v3.FilterChainMatch`.

@@ -242,6 +242,6 @@ mod tests {
         assert!(task <= 504, "{task}");
         assert!(http1 <= 400, "{http1}");
         assert!(http2 <= 1_800, "{http2}");
-        assert!(tcp <= 1_400, "{tcp}");
+        assert!(tcp <= 1_424, "{tcp}");
     }
 }

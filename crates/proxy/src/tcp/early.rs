@@ -154,7 +154,7 @@ enum FirstBytes {
     Http,
 }
 
-fn poll_first_bytes((stream, link): &mut Server, cx: &mut Context<'_>) -> Poll<FirstBytes> {
+fn poll_first_bytes((stream, link, _): &mut Server, cx: &mut Context<'_>) -> Poll<FirstBytes> {
     if stream.input.is_full() {
         // Neither HTTP nor metadata fill the buffer.
         return Poll::Ready(FirstBytes::Tcp);

@@ -36,6 +36,7 @@ use crate::{
     },
 };
 use skysail_http::{
+    http1::Framing,
     socket::Stream,
     timer::{Timer, earlier},
 };
@@ -48,8 +49,8 @@ use skysail_policy::{
     record::{self, Record},
 };
 
-/// A connection to a server.
-pub(crate) type Server = (Stream, Rc<Link>);
+/// A connection to a server. The framing is that of the bytes from a proxy that received a POST for a tunnel.
+pub(crate) type Server = (Stream, Rc<Link>, Option<Box<Framing>>);
 /// The pool and the endpoint that the proxy tried to connect to.
 type AttemptedEndpoint = Option<(Rc<Pool>, Rc<Host>)>;
 
@@ -65,7 +66,7 @@ pub(crate) async fn run(
     let mut timer = std::mem::take(&mut downstream.timer);
     let mut tried = None;
     let connected = reach(worker, (&mut downstream, early), &mut timer, began, &proxy, &mut tried).await;
-    let (mut server, link) = match connected {
+    let (mut server, link, framing) = match connected {
         Ok(connected) => connected,
         Err(error) => {
             return record_failure(worker, &downstream.origin, &proxy, &error, tried, (start, began));
@@ -74,7 +75,7 @@ pub(crate) async fn run(
     // A long connection must not keep its first snapshot in memory.
     Rc::make_mut(&mut downstream.origin).snapshot = Rc::default();
     let Accepted { stream: client, origin, .. } = &mut downstream;
-    let mut tunnel = Tunnel::default();
+    let mut tunnel = framing.map_or_else(Tunnel::default, |framing| Tunnel::in_bodies(*framing));
     let greeting = &worker.shared.local.greeting;
     if origin.chain.metadata_exchange {
         tunnel.greet_client(client, greeting);

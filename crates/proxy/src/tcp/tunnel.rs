@@ -8,6 +8,8 @@ use std::{
 };
 
 use skysail_http::{
+    buffer::Buffer,
+    http1::{BodyDecoder, Framing, write},
     socket::Stream,
     splice::Pipe,
     timer::{Timer, earlier},
@@ -16,6 +18,8 @@ use skysail_policy::{
     config::cluster::Workload,
     peer::greeting::{self, FirstMessage},
 };
+
+use super::connect::HEAD;
 
 /// Minimum bytes of one read for which a pipe is used; fewer are copied.
 const MIN_SPLICED: usize = 4 * 1024;
@@ -53,6 +57,16 @@ struct TcpDirection {
     pipe: Option<Pipe>,
     /// Metadata of the sender, if ALPN negotiated their exchange.
     greeting: Option<PeerMetadataState>,
+    /// Conversion of the bytes, if the tunnel is within bodies of HTTP/1.1. Boxed, because it is rare.
+    coding: Option<Box<Coding>>,
+}
+
+/// Conversion between bytes and a body of HTTP/1.1.
+enum Coding {
+    /// The receiver gets chunks.
+    Encode,
+    /// The sender sends a body.
+    Decode(BodyDecoder),
 }
 
 /// Method of forwarding bytes. A pipe (`splice`) avoids copies, but costs more than copies if the bytes are
@@ -84,6 +98,18 @@ enum DirectionState {
 }
 
 impl Tunnel {
+    /// Returns a tunnel whose server gets the bytes as chunks of a request, and sends those of a response.
+    pub(super) fn in_bodies(response: Framing) -> Self {
+        let mut tunnel = Self::default();
+        let decoder = BodyDecoder::new(response);
+        if decoder.is_done() {
+            tunnel.down.state = DirectionState::Ending;
+        }
+        tunnel.up.coding = Some(Box::new(Coding::Encode));
+        tunnel.down.coding = Some(Box::new(Coding::Decode(decoder)));
+        tunnel
+    }
+
     /// Sends this workload's metadata to the client if ALPN negotiated their exchange, and expects the client's.
     pub(super) fn greet_client(&mut self, client: &mut Stream, greeting: &[u8]) {
         self.up.greeting = send_greeting(client, greeting);
@@ -170,23 +196,63 @@ impl TcpDirection {
                 return Poll::Ready(Ok(()));
             }
             if !self.read_greeting(from)? && !from.input.is_empty() {
-                // The buffers are swapped; no bytes are copied.
-                std::mem::swap(&mut to.output, &mut from.input);
+                self.pass(&mut from.input, &mut to.output)?;
                 continue;
             }
             match self.state {
                 DirectionState::Done => {}
                 DirectionState::Ending => {
-                    ready!(to.poll_shutdown(cx))?;
+                    // The end of a request is its last chunk: servers may drop a request whose connection ends.
+                    if !matches!(self.coding.as_deref(), Some(Coding::Encode)) {
+                        ready!(to.poll_shutdown(cx))?;
+                    }
                     self.state = DirectionState::Done;
                 }
                 DirectionState::Open => {
                     if ready!(self.poll_fill(cx, from, to.is_plain()))? == 0 {
-                        self.state = DirectionState::Ending;
+                        self.end(&mut to.output)?;
                     }
                 }
             }
         }
+    }
+
+    /// Moves bytes that have been read to the output.
+    fn pass(&mut self, input: &mut Buffer, output: &mut Buffer) -> io::Result<()> {
+        match self.coding.as_deref_mut() {
+            // The buffers are swapped; no bytes are copied.
+            None => std::mem::swap(output, input),
+            Some(Coding::Encode) => {
+                write::data(output, Framing::Chunked, input.bytes());
+                input.clear();
+            }
+            // Bytes behind the response belong to nothing.
+            Some(Coding::Decode(decoder)) if decoder.is_done() => input.clear(),
+            Some(Coding::Decode(decoder)) => {
+                let piece = decoder.next(input.bytes(), &HEAD).map_err(|bad| io::Error::other(bad.reason))?;
+                output.extend(&input.bytes()[piece.skip..][..piece.data]);
+                input.consume(piece.skip + piece.data);
+                if decoder.is_done() {
+                    self.state = DirectionState::Ending;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles the end of the sender.
+    fn end(&mut self, output: &mut Buffer) -> io::Result<()> {
+        match self.coding.as_deref_mut() {
+            Some(Coding::Encode) => write::finish(output, Framing::Chunked, None),
+            Some(Coding::Decode(decoder)) => {
+                if !decoder.close() {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+            }
+            None => {}
+        }
+        self.state = DirectionState::Ending;
+        Ok(())
     }
 
     fn poll_flush(&mut self, cx: &mut Context<'_>, to: &mut Stream) -> Poll<io::Result<()>> {
@@ -221,7 +287,8 @@ impl TcpDirection {
             }
         }
         let count = ready!(from.poll_fill(cx))?;
-        if from.input.is_full() && self.passage == TransferMode::Buffers && plain && from.is_plain() {
+        let is_plain = plain && from.is_plain() && self.coding.is_none();
+        if from.input.is_full() && self.passage == TransferMode::Buffers && is_plain {
             self.passage = TransferMode::Pipe;
         }
         Poll::Ready(Ok(count))

@@ -45,7 +45,7 @@ use skysail_policy::config::{
     cluster::HostCacheConfig,
     listener::{
         ChainMatch, ConnectionLimit, Direction, FilterChain, Inspect, Listener, ProxyProtocolFilter,
-        TcpProxy, Terminal, Transport,
+        TcpProxy, Terminal, Transport, Tunneling,
     },
     route::{HeaderOps, Target, Targets},
     stats::Stats,
@@ -389,18 +389,14 @@ fn chain_match(proto: &FilterChainMatch) -> Result<ChainMatch> {
     })
 }
 
-/// Returns the target of a tunnel.
-fn tunnel(proto: &TunnelingConfig) -> Result<Box<str>> {
+fn tunnel(proto: &TunnelingConfig) -> Result<Tunneling> {
     // The name becomes part of a request, so nothing in it may end a line or a token.
     let is_target =
         proto.hostname.bytes().all(|byte| byte.is_ascii_graphic()) && proto.hostname.contains(':');
     if !is_target {
         return Err(Reject::new("must be HOST:PORT").at_field("hostname"));
     }
-    if proto.use_post {
-        return Err(Reject::new("only CONNECT is supported").at_field("use_post"));
-    }
-    Ok(proto.hostname.as_str().into())
+    Ok(Tunneling { target: proto.hostname.as_str().into(), is_post: proto.use_post })
 }
 
 fn tcp_proxy(
