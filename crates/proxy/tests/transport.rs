@@ -10,7 +10,14 @@
 mod mesh;
 mod support;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::net::{self, SocketAddr},
+    },
+    sync::Arc,
+    time::Duration,
+};
 
 use arc_swap::ArcSwapOption;
 use mesh::{Mesh, accepting, pair};
@@ -19,7 +26,7 @@ use skysail_http::proxy_protocol::ProxyVersion;
 use skysail_identity::{Authority, Connector};
 use skysail_policy::config::{
     Cluster, FilterChain, Listener,
-    cluster::Limits,
+    cluster::{Limits, pipe_address},
     http::{ClientCertDetails, Filter, FilterKind, ForwardClientCert, ServerHeader},
     listener::{ChainMatch, Inspect, ProxyProtocolFilter, Terminal, Transport},
     policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
@@ -28,6 +35,10 @@ use skysail_policy::config::{
 };
 use skysail_proxy::overload::Limits as Taken;
 use support::{Client, Proxy, cluster, echo, http, listener, server, snapshot, tcp, within};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::UnixStream,
+};
 
 #[tokio::test]
 async fn two_proxies_use_mutual_tls() {
@@ -517,4 +528,51 @@ async fn a_routes_timeout_includes_connecting() {
         assert_eq!(body, "upstream request timeout");
     }
     assert_eq!(proxy.workers().clusters().await[0].connections, 0);
+}
+
+/// Returns a listener on a Unix domain socket.
+fn piped(path: &str, terminal: Terminal) -> Listener {
+    Listener { addresses: vec![pipe_address(path)], pipe: Some(path.into()), ..listener(terminal, None) }
+}
+
+fn connect(path: &str) -> UnixStream {
+    let address = match path.strip_prefix('@') {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(path),
+    };
+    let stream = net::UnixStream::connect_addr(&address.unwrap()).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    UnixStream::from_std(stream).unwrap()
+}
+
+#[tokio::test]
+async fn a_listener_may_be_a_unix_domain_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let [stale, taken, file] = ["stale", "taken", "file"].map(path);
+    drop(net::UnixListener::bind(&stale).unwrap());
+    let _live = net::UnixListener::bind(&taken).unwrap();
+    std::fs::write(&file, "kept").unwrap();
+    for (path, is_http) in [(&stale, true), (&format!("@{stale}"), false)] {
+        let terminal = if is_http { http(|_, _| ()) } else { tcp() };
+        let clusters = vec![cluster(&[echo().await], None)];
+        let proxy = Proxy::with(2, piped(path, terminal), clusters, Taken::default()).await;
+        for _ in 0..4 {
+            let mut stream = connect(path);
+            let request = b"GET /a HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+            within(stream.write_all(request)).await.unwrap();
+            if !is_http {
+                stream.shutdown().await.unwrap();
+            }
+            let mut answer = String::new();
+            within(stream.read_to_string(&mut answer)).await.unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("GET /a"), "{answer}");
+        }
+        proxy.workers().publish(skysail_policy::config::Snapshot::default()).await.unwrap();
+        assert!(!std::fs::exists(&stale).unwrap(), "the socket is removed with its listener");
+        for path in [&taken, &file] {
+            assert!(proxy.workers().publish(snapshot(piped(path, tcp()), vec![])).await.is_err(), "{path}");
+        }
+    }
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "kept");
 }

@@ -21,8 +21,10 @@ use skysail_http::proxy_protocol::ProxyVersion;
 pub struct Listener {
     /// Name, such as `virtualInbound` or `0.0.0.0_9080`.
     pub name: Arc<str>,
-    /// Address and additional addresses.
+    /// Address and additional addresses. For a Unix domain socket: the address that stands for [`Self::pipe`].
     pub addresses: Vec<SocketAddr>,
+    /// Path of the Unix domain socket (`address.pipe`); a path that begins with `@` is in the abstract namespace.
+    pub pipe: Option<Box<str>>,
     /// The listener has sockets (`bind_to_port`).
     pub bind: bool,
     /// Connections go to the listener of their original destination.

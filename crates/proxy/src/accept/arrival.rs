@@ -69,7 +69,11 @@ impl Arrival {
         source: SocketAddr,
     ) -> Option<Self> {
         let (snapshot, epoch) = (worker.snapshot(), worker.epoch());
-        let local = tcp.local_addr().ok()?;
+        let pipe = snapshot.listeners.by_name.get(&entry).filter(|listener| listener.pipe.is_some());
+        let local = match pipe {
+            Some(listener) => *listener.addresses.first()?,
+            None => tcp.local_addr().ok()?,
+        };
         let (listener, dialled) = find_listener(&snapshot, &entry, tcp, local)?;
         let (direct, destination) = (source, dialled);
         Some(Self { connections, entry, snapshot, epoch, listener, direct, dialled, source, destination })

@@ -1,20 +1,21 @@
 //! Listening sockets. One thread binds them for all workers, and each worker accepts from its own.
 //!
 //! Every worker has a socket on the same address (`SO_REUSEPORT`), so the kernel distributes the connections and
-//! workers share nothing. Sockets are bound before the workers get the configuration: a listener that cannot be bound
+//! workers share nothing. A Unix domain socket is one for all workers. Sockets are bound before the workers get the configuration: a listener that cannot be bound
 //! is reported, and does not delay the others.
 
 use std::{
     io,
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    os::{fd::OwnedFd, unix::fs::FileTypeExt as _},
     rc::Rc,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use skysail_core::{descriptors, logging::Throttle};
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
-use tokio::net::{TcpListener, TcpStream};
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tracing::{debug, warn};
 
 use crate::{
@@ -24,6 +25,7 @@ use crate::{
         limit_log::{self, Limit},
         pressure::Acceptance,
     },
+    upstream::pipe_path,
     worker::Worker,
 };
 use skysail_http::timer;
@@ -37,6 +39,9 @@ const OVERLOAD_DELAY: Duration = Duration::from_millis(2);
 const PRESSURE_DELAY: Duration = Duration::from_millis(100);
 /// Limits the log lines about connections closed for lack of file descriptors, for all workers.
 static DESCRIPTORS_LOG: Throttle = Throttle::new(Duration::from_secs(10));
+
+/// Address of the clients of Unix domain sockets: programs on this machine.
+const PIPE_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// Binds and listens: one socket for each worker.
 pub(crate) fn bind(address: SocketAddr, workers: usize) -> io::Result<Vec<std::net::TcpListener>> {
@@ -65,12 +70,85 @@ pub(crate) fn bind(address: SocketAddr, workers: usize) -> io::Result<Vec<std::n
     Ok(sockets)
 }
 
+/// Binds a Unix domain socket and listens: all workers have the same socket. Replaces only a socket on which no process
+/// listens any more, never another file.
+pub(crate) fn bind_pipe(path: &str, workers: usize) -> io::Result<Vec<std::net::TcpListener>> {
+    let address = pipe_path(path)?;
+    let socket = match listen(&address) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_abandoned(path, &address) => {
+            std::fs::remove_file(path)?;
+            listen(&address)
+        }
+        made => made,
+    }?;
+    // The workers treat all sockets alike; only the addresses of connections differ.
+    let of_worker = |_| Ok(std::net::TcpListener::from(OwnedFd::from(socket.try_clone()?)));
+    (0..workers).map(of_worker).collect()
+}
+
+fn listen(address: &SockAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)?;
+    Ok(socket)
+}
+
+/// Returns whether a path is a socket on which no process listens.
+fn is_abandoned(path: &str, address: &SockAddr) -> bool {
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|of| of.file_type().is_socket());
+    let connect = || Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?.connect(address);
+    is_socket && connect().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+/// Removes a Unix domain socket that is closed.
+pub(crate) fn remove_pipe(path: &str) {
+    if pipe_path(path).is_ok_and(|address| is_abandoned(path, &address))
+        && let Err(error) = std::fs::remove_file(path)
+    {
+        debug!("cannot remove socket {path}: {error}");
+    }
+}
+
+/// A listening socket of a worker.
+pub(crate) enum ListeningSocket {
+    Ip(TcpListener),
+    Pipe(UnixListener),
+}
+
+impl ListeningSocket {
+    /// Registers a socket with the event loop.
+    pub(crate) fn new(socket: std::net::TcpListener, is_pipe: bool) -> io::Result<Self> {
+        if is_pipe {
+            let socket = std::os::unix::net::UnixListener::from(OwnedFd::from(socket));
+            return UnixListener::from_std(socket).map(Self::Pipe);
+        }
+        TcpListener::from_std(socket).map(Self::Ip)
+    }
+
+    async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        match self {
+            Self::Ip(listener) => listener.accept().await,
+            Self::Pipe(listener) => {
+                let (stream, _) = listener.accept().await?;
+                Ok((TcpStream::from_std(OwnedFd::from(stream.into_std()?).into())?, PIPE_CLIENT))
+            }
+        }
+    }
+
+    fn as_socket(&self) -> SockRef<'_> {
+        match self {
+            Self::Ip(listener) => listener.into(),
+            Self::Pipe(listener) => listener.into(),
+        }
+    }
+}
+
 /// Accepts connections until the task is aborted.
 pub(crate) async fn accept(
     worker: Rc<Worker>,
     connections: Rc<ConnectionSet>,
     name: Arc<str>,
-    listener: Rc<TcpListener>,
+    listener: Rc<ListeningSocket>,
 ) {
     loop {
         // Meanwhile the kernel queues new connections.
@@ -139,13 +217,13 @@ fn admit(worker: &Worker, name: &Arc<str>, source: SocketAddr) -> Option<Accepta
 }
 
 /// Accepts a connection that is queued, even if the event loop has not reported it yet.
-pub(crate) fn accept_queued(listener: &TcpListener) -> Option<(TcpStream, SocketAddr)> {
+pub(crate) fn accept_queued(listener: &ListeningSocket) -> Option<(TcpStream, SocketAddr)> {
     loop {
-        match SockRef::from(listener).accept() {
+        match listener.as_socket().accept() {
             Ok((socket, source)) => {
                 let tcp = socket.set_nonblocking(true).and_then(|()| TcpStream::from_std(socket.into()));
-                if let (Ok(tcp), Some(source)) = (tcp, source.as_socket()) {
-                    return Some((tcp, source));
+                if let Ok(tcp) = tcp {
+                    return Some((tcp, source.as_socket().unwrap_or(PIPE_CLIENT)));
                 }
             }
             Err(error) if is_client_error(&error) => {}

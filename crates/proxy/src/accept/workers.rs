@@ -17,14 +17,13 @@ use std::{
 
 use anyhow::Context as _;
 use tokio::{
-    net::TcpListener,
     runtime::{Builder, LocalOptions},
     sync::{mpsc, oneshot},
     task::{JoinHandle as Task, spawn_local},
 };
 
 use crate::{
-    accept::listen,
+    accept::listen::{self, ListeningSocket},
     call::export,
     overload::drain::ConnectionSet,
     telemetry::ShardSnapshot,
@@ -44,8 +43,16 @@ pub struct Workers {
     shared: Shared,
     senders: Vec<mpsc::UnboundedSender<Command>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Open sockets: the actual address by listener name and configured address.
-    bound: tokio::sync::Mutex<HashMap<(Arc<str>, SocketAddr), SocketAddr>>,
+    /// Open sockets by listener name and configured address.
+    bound: tokio::sync::Mutex<HashMap<(Arc<str>, SocketAddr), Bound>>,
+}
+
+/// An open socket.
+struct Bound {
+    /// Actual address.
+    address: SocketAddr,
+    /// Path of a Unix domain socket.
+    pipe: Option<Box<str>>,
 }
 
 /// A listener that could not be bound.
@@ -139,8 +146,8 @@ impl Workers {
         let mut bound = self.bound.lock().await;
         let wanted: HashSet<_> =
             snapshot.listeners.by_name.values().filter(|listener| listener.bind).flat_map(sockets).collect();
-        let close: Vec<_> = bound.keys().filter(|key| !wanted.contains(key)).cloned().collect();
-        bound.retain(|key, _| wanted.contains(key));
+        let closed: Vec<_> = bound.extract_if(|key, _| !wanted.contains(key)).collect();
+        let (close, pipes): (Vec<_>, Vec<_>) = closed.into_iter().map(|(key, of)| (key, of.pipe)).unzip();
         let mut open: Vec<Vec<_>> = self.senders.iter().map(|_| Vec::new()).collect();
         let mut errors = Vec::new();
         for key in wanted {
@@ -148,10 +155,15 @@ impl Workers {
                 continue;
             }
             let (listener, address) = key.clone();
-            match listen::bind(address, self.senders.len()) {
+            let pipe = snapshot.listeners.by_name.get(&listener).and_then(|listener| listener.pipe.clone());
+            let sockets = match &pipe {
+                Some(path) => listen::bind_pipe(path, self.senders.len()),
+                None => listen::bind(address, self.senders.len()),
+            };
+            match sockets {
                 Ok(sockets) => {
                     let actual = sockets.first().and_then(|socket| socket.local_addr().ok());
-                    bound.insert(key, actual.unwrap_or(address));
+                    bound.insert(key, Bound { address: actual.unwrap_or(address), pipe });
                     for (worker, socket) in open.iter_mut().zip(sockets) {
                         worker.push((listener.clone(), address, socket));
                     }
@@ -170,13 +182,20 @@ impl Workers {
         for wait in waiting {
             let _ = wait.await;
         }
+        // Not before all workers have closed their copies of the sockets.
+        pipes.into_iter().flatten().for_each(|path| listen::remove_pipe(&path));
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 
     /// Returns the listening sockets: listener name, configured address, and actual address (which differs for port 0).
     pub async fn addresses(&self) -> Vec<(Arc<str>, SocketAddr, SocketAddr)> {
         let bound = self.bound.lock().await;
-        bound.iter().map(|((name, wanted), real)| (name.clone(), *wanted, *real)).collect()
+        bound.iter().map(|((name, wanted), of)| (name.clone(), *wanted, of.address)).collect()
+    }
+
+    /// Returns the path of a listener's Unix domain socket.
+    pub(crate) fn pipe(&self, listener: &str) -> Option<Box<str>> {
+        self.shared.snapshot.load().listeners.by_name.get(listener)?.pipe.clone()
     }
 
     /// Returns the metrics of every worker.
@@ -348,7 +367,7 @@ async fn execute(
 struct Socket {
     name: Arc<str>,
     connections: Rc<ConnectionSet>,
-    listener: Rc<TcpListener>,
+    listener: Rc<ListeningSocket>,
     task: Task<()>,
 }
 
@@ -367,7 +386,7 @@ fn apply(worker: &Rc<Worker>, sockets: &mut HashMap<(Arc<str>, SocketAddr), Sock
         if connections.is_closed() {
             continue;
         }
-        match TcpListener::from_std(socket) {
+        match ListeningSocket::new(socket, listener.pipe.is_some()) {
             Ok(listener) => {
                 let listener = Rc::new(listener);
                 let (of, by, called, own) =

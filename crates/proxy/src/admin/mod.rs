@@ -228,13 +228,22 @@ async fn listeners(State(admin): State<Arc<Admin>>, Query(options): Options) -> 
     if wants_json(&options) {
         let statuses: Vec<Value> = addresses
             .iter()
-            .map(|(name, _, address)| json!({"name": &**name, "local_address": clusters::address(*address)}))
+            .map(|(name, _, address)| {
+                let local = match admin.workers.pipe(name) {
+                    Some(path) => json!({"pipe": {"path": path}}),
+                    None => clusters::address(*address),
+                };
+                json!({"name": &**name, "local_address": local})
+            })
             .collect();
         return Json(json!({"listener_statuses": statuses})).into_response();
     }
     let mut text = String::new();
     for (name, _, address) in addresses {
-        let _ = writeln!(text, "{name}::{address}");
+        let _ = match admin.workers.pipe(&name) {
+            Some(path) => writeln!(text, "{name}::{path}"),
+            None => writeln!(text, "{name}::{address}"),
+        };
     }
     text.into_response()
 }

@@ -91,7 +91,7 @@ pub(super) fn host_and_port(address: Option<&Address>) -> Result<(&str, u16)> {
         Some(address::Address::SocketAddress(socket)) => socket,
         Some(address::Address::Pipe(_)) => {
             return Err(Reject::new(
-                "a Unix domain socket is supported only for endpoints of STATIC and EDS clusters",
+                "a Unix domain socket is supported only for listeners and for endpoints of STATIC and EDS clusters",
             ));
         }
         Some(address::Address::EnvoyInternalAddress(_)) => {
@@ -124,7 +124,7 @@ pub(super) fn ip_and_port(address: Option<&Address>) -> Result<SocketAddr> {
 const MAX_PATH: usize = 107;
 
 /// Returns the path of a Unix domain socket; `None` for any other address.
-fn pipe(address: Option<&Address>) -> Result<Option<&str>> {
+pub(super) fn pipe(address: Option<&Address>) -> Result<Option<&str>> {
     let Some(address::Address::Pipe(pipe)) = address.and_then(|address| address.address.as_ref()) else {
         return Ok(None);
     };

@@ -42,7 +42,7 @@ use super::{
 };
 use skysail_http::proxy_protocol::ProxyVersion;
 use skysail_policy::config::{
-    cluster::HostCacheConfig,
+    cluster::{HostCacheConfig, pipe_address},
     listener::{
         ChainMatch, ConnectionLimit, Direction, FilterChain, Inspect, Listener, ProxyProtocolFilter,
         TcpProxy, Terminal, Transport, Tunneling,
@@ -75,24 +75,44 @@ pub(super) fn bound_to(proto: Option<&Address>) -> Result<Vec<SocketAddr>> {
     Ok(addresses)
 }
 
+/// Returns the path of the Unix domain socket to listen on; `None` for any other address.
+fn listening_pipe(proto: &Proto) -> Result<Option<Box<str>>> {
+    let Some(path) = endpoints::pipe(proto.address.as_ref())? else { return Ok(None) };
+    if let Some(address::Address::Pipe(pipe)) = proto.address.as_ref().and_then(|of| of.address.as_ref())
+        && pipe.mode != 0
+    {
+        return Err(Reject::new("is not supported for listeners: leave it unset").at_field("pipe.mode"));
+    }
+    if !proto.additional_addresses.is_empty() {
+        return Err(Reject::new("a Unix domain socket has no additional addresses: remove them"));
+    }
+    Ok(Some(path.into()))
+}
+
 #[expect(deprecated, reason = "Istio still sends deprecated_v1 to old proxies")]
 pub(super) fn translate(translator: Translator<'_>, proto: Proto) -> Result<Listener> {
     if proto.name.is_empty() && !translator.strict {
         return Err(Reject::new("a listener needs a name"));
     }
-    let mut addresses = bound_to(proto.address.as_ref()).at("address")?;
+    let pipe = listening_pipe(&proto).at("address")?;
+    let mut addresses = match &pipe {
+        Some(path) => vec![pipe_address(path)],
+        None => bound_to(proto.address.as_ref()).at("address")?,
+    };
     for (index, additional) in proto.additional_addresses.iter().enumerate() {
         let more = bound_to(additional.address.as_ref());
         addresses.extend(more.at(format_args!("additional_addresses[{index}].address"))?);
     }
     let old_bind = proto.deprecated_v1.and_then(|old| flag(old.bind_to_port));
     let mut listener = Listener {
-        name: match proto.name.as_str() {
+        name: match (proto.name.as_str(), &pipe) {
             // The name is optional in a file.
-            "" => addresses[0].to_string().into(),
-            name => name.into(),
+            ("", Some(path)) => (&**path).into(),
+            ("", None) => addresses[0].to_string().into(),
+            (name, _) => name.into(),
         },
         addresses,
+        pipe,
         bind: flag(proto.bind_to_port).or(old_bind).unwrap_or(true),
         use_original_dst: flag(proto.use_original_dst).unwrap_or(false),
         read_original_dst: flag(proto.use_original_dst).unwrap_or(false),

@@ -377,14 +377,19 @@ async fn connect_endpoint(
 /// All system calls of a stream are the same for both socket families, so the rest of the proxy uses the socket as if
 /// it were TCP. Only its addresses are unknown.
 fn dial_pipe(path: &str) -> io::Result<TcpStream> {
-    let address = match path.strip_prefix('@') {
-        Some(name) => SockAddr::unix(format!("\0{name}"))?,
-        None => SockAddr::unix(path)?,
-    };
+    let address = pipe_path(path)?;
     let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking().cloexec(), None)?;
     // This succeeds or fails at once: a full accept queue is an error.
     socket.connect(&address)?;
     TcpStream::from_std(std::net::TcpStream::from(OwnedFd::from(socket)))
+}
+
+/// Returns the address of a Unix domain socket for system calls.
+pub(crate) fn pipe_path(path: &str) -> io::Result<SockAddr> {
+    match path.strip_prefix('@') {
+        Some(name) => SockAddr::unix(format!("\0{name}")),
+        None => SockAddr::unix(path),
+    }
 }
 
 /// Opens a TCP connection.

@@ -22,6 +22,10 @@ pub(crate) fn endpoint(
     let cluster = &pool.cluster;
     if let Discovery::OriginalDst(port) = cluster.discovery {
         let address = SocketAddr::new(destination.ip(), port.unwrap_or(destination.port()));
+        if destination.port() == 0 {
+            // The client has connected to a Unix domain socket.
+            return Err(Error::new(Kind::NoHealthyUpstream));
+        }
         return Ok(pool.host(&pool.original(address)));
     }
     let endpoints = cluster.endpoints.load();

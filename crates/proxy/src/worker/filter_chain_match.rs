@@ -208,6 +208,7 @@ mod tests {
         Listener {
             name: "l".into(),
             addresses: vec![],
+            pipe: None,
             bind: true,
             use_original_dst: false,
             read_original_dst: false,

@@ -281,6 +281,7 @@ pub(crate) fn listener(terminal: Terminal, tls: Option<Arc<ServerTls>>) -> Liste
     Listener {
         name: "listener".into(),
         addresses: vec!["127.0.0.1:0".parse().unwrap()],
+        pipe: None,
         bind: true,
         use_original_dst: false,
         read_original_dst: false,
