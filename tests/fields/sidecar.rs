@@ -2,7 +2,7 @@
 
 use skysail_testkit::eventually;
 
-use crate::{CLIENTS, check, get, mesh_with, wait, with};
+use crate::{BINARY, CLIENTS, check, get, mesh_with, wait, with};
 
 const RULES: &str = include_str!("sidecar.yaml");
 
@@ -35,5 +35,57 @@ fn workloads_reach_and_serve_what_is_listed() {
         });
         let (refused, report) = load(81);
         assert_eq!(refused, 0, "{report}");
+    }
+}
+
+/// A Sidecar of a client whose requests for `api` arrive at a socket in FOLDER, and connections to `plain` at another.
+const SOCKETS: &str = "---
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: CLIENT, namespace: shop}
+spec:
+  workloadSelector: {labels: {app: CLIENT}}
+  egress:
+  - {port: {protocol: HTTP}, bind: 'unix://FOLDER/CLIENT.http', hosts: [./api.shop.svc.cluster.local]}
+  - {port: {protocol: TCP}, bind: 'unix://FOLDER/CLIENT.tcp', hosts: [./plain.shop.svc.cluster.local]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: plain, namespace: shop}
+spec: {selector: {app: api}, ports: [{name: http, port: 7000, targetPort: 8080}]}
+";
+
+#[test]
+fn clients_may_connect_to_unix_sockets() {
+    let folder = tempfile::tempdir().unwrap();
+    let rules = CLIENTS.map(|client| SOCKETS.replace("CLIENT", client)).concat();
+    let rules = rules.replace("FOLDER", &folder.path().to_string_lossy());
+    let mesh = mesh_with(&rules, &["shop/by-envoy"]).ready();
+    for client in CLIENTS {
+        for (kind, host, expected) in
+            [("http", "api", 200), ("http", "hidden", 503), ("tcp", "anything", 200)]
+        {
+            let socket = folder.path().join(format!("{client}.{kind}"));
+            let socket = socket.to_string_lossy();
+            let url = format!("http://{host}/");
+            let load = [
+                "load",
+                "-allow-initial-errors",
+                "-qps",
+                "0",
+                "-n",
+                "2",
+                "-c",
+                "1",
+                "-unix-socket",
+                &socket,
+                &url,
+            ];
+            eventually(&format!("{client} {kind} {host}"), || {
+                let output = mesh.run(&[&["exec", client, "--", BINARY], &load[..]].concat());
+                let text = String::from_utf8_lossy(&output.stdout);
+                if text.contains(&format!("{expected}: 2")) { Ok(()) } else { Err(format!("{output:?}")) }
+            });
+        }
     }
 }

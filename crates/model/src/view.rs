@@ -202,7 +202,9 @@ impl ClientScope {
 
     /// Returns whether the routes of each host are a separate resource that can be compiled alone.
     pub fn routes_by_host(&self) -> bool {
-        (self.uses_vhds && self.filters.is_empty()) || self.role == Role::Grpc
+        // The routes of a Unix domain socket are one resource.
+        let has_socket = self.egress.as_ref().is_some_and(|egress| egress.has_socket());
+        (self.uses_vhds && self.filters.is_empty() && !has_socket) || self.role == Role::Grpc
     }
 }
 

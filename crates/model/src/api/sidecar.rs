@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::{
     destination_rule::ConnectionPool, kube::Protocol, mesh_config::OutboundMode, value::WorkloadLabels,
+    workload::UNIX,
 };
 
 /// `spec` of a Sidecar.
@@ -77,7 +78,7 @@ impl IngressEndpoint {
 pub struct EgressListener {
     /// Port of the listener. Unset: all ports that no other listener has.
     pub port: Option<SidecarPort>,
-    /// Address of the listener, if it has one of its own.
+    /// Address of the listener, if it has one of its own, or `unix://` and the path of a socket.
     pub bind: String,
     /// Whether connections are redirected to the listener.
     pub capture_mode: CaptureMode,
@@ -162,6 +163,13 @@ pub struct Egress {
     pub policy: Option<SidecarOutbound>,
 }
 
+impl Egress {
+    /// Returns whether a listener is a Unix domain socket.
+    pub fn has_socket(&self) -> bool {
+        self.listeners.iter().any(|listener| listener.socket().is_some())
+    }
+}
+
 impl Sidecar {
     /// Returns what the workload may call; `None` if the Sidecar does not restrict it.
     pub fn egress(&self) -> Option<Egress> {
@@ -186,6 +194,17 @@ impl EgressListener {
     /// Returns the number of its port.
     pub fn port(&self) -> Option<u16> {
         self.port.as_ref().and_then(SidecarPort::port)
+    }
+
+    /// Returns the path of the Unix domain socket of the listener; `@` begins an abstract name.
+    pub fn socket(&self) -> Option<&str> {
+        self.bind.strip_prefix(UNIX)
+    }
+
+    /// Returns whether the listener serves requests of HTTP.
+    pub fn is_http(&self) -> bool {
+        let protocol = self.port.as_ref().and_then(SidecarPort::parsed_protocol);
+        protocol.is_some_and(Protocol::is_http)
     }
 
     /// Returns whether the listener has a socket or an address of its own.

@@ -129,7 +129,11 @@ fn unpatched_part(world: &World, client_scope: &ClientScope, part: &Part) -> Vec
             let named = listeners::named(&services);
             let shared = named.shared.iter().flat_map(|port| routes::shared(&scope, &services, *port));
             let own = named.own.iter().map(|(service, port)| routes::own(&scope, service, *port));
-            shared.chain(own).collect()
+            let at_sockets = scope.http_sockets().filter_map(|listener| {
+                let services = scope.socket_services(listener);
+                (!services.is_empty()).then(|| routes::at_socket(&scope, &listener.bind, &services))
+            });
+            shared.chain(own).chain(at_sockets).collect()
         }
         Part::Names => {
             let services: Vec<Arc<Typed<Service>>> = scope.services().collect();

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     Outline,
     api::{
-        MeshConfig, Service, ServicePort, Typed, VirtualService,
+        MeshConfig, Protocol, Service, ServicePort, Typed, VirtualService,
         mesh_config::OutboundMode,
         sidecar::{Egress, EgressListener},
     },
@@ -115,18 +115,52 @@ impl<'a> Scope<'a> {
                 }
             })
         });
-        let is_made = |listener: &&EgressListener| listener.is_bound() && !listener.bind.starts_with("unix:");
-        let bound = egress.listeners.iter().filter(is_made);
+        let bound = egress.listeners.iter().filter(|listener| listener.is_bound());
         let bound = bound.filter_map(|listener| {
-            let port = listener.port()?;
-            let services: Vec<_> = self
-                .addressed()
-                .filter(|service| self.imports(listener, service))
-                .filter_map(|service| with_ports(&service, |own| own.port == port))
-                .collect();
+            let services = match listener.port() {
+                Some(port) => self.imported(listener, |of| of.spec.port(port).map(|port| port.port)),
+                None => self.socket_services(listener),
+            };
             (!services.is_empty()).then(|| (listener.clone(), services))
         });
         listeners::outline(self.world, self.namespace, captured, Some(Arc::clone(egress)), bound.collect())
+    }
+
+    /// Returns the services of a listener on a Unix domain socket, each with the port to which requests go: its first one
+    /// of HTTP, or its only one for connections. There are none for other listeners.
+    pub(super) fn socket_services(&self, listener: &EgressListener) -> Vec<Arc<Typed<Service>>> {
+        if listener.socket().is_none() {
+            return Vec::new();
+        }
+        self.imported(listener, |service| {
+            let mut ports = service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp);
+            let is_http = |port: &&ServicePort| port.protocol.is_http() || port.protocol == Protocol::Unknown;
+            let port = if listener.is_http() {
+                ports.find(is_http)
+            } else {
+                ports.next().filter(|_| ports.next().is_none())
+            };
+            port.map(|port| port.port)
+        })
+    }
+
+    /// Returns the services of an egress listener with one port each; without those for which `port` returns none.
+    fn imported(
+        &self,
+        listener: &EgressListener,
+        port: impl Fn(&Typed<Service>) -> Option<u16>,
+    ) -> Vec<Arc<Typed<Service>>> {
+        let services = self.addressed().filter(|service| self.imports(listener, service));
+        let with_port = |service: Arc<Typed<Service>>| {
+            let port = port(&service)?;
+            with_ports(&service, |own| own.port == port)
+        };
+        services.filter_map(with_port).collect()
+    }
+
+    /// Returns the listeners on Unix domain sockets that serve requests of HTTP.
+    pub(super) fn http_sockets(&self) -> impl Iterator<Item = &'a EgressListener> + use<'a> {
+        self.egress_listeners().iter().filter(|listener| listener.socket().is_some() && listener.is_http())
     }
 
     /// Returns the VirtualService that routes a host.

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{Code, Finding, Findings, destination_rule::connection_pool, host, port};
+use super::{Code, Finding, Findings, destination_rule::connection_pool, host, port, workload::socket};
 use crate::api::{
     Sidecar,
     sidecar::{CaptureMode, EgressListener, IngressEndpoint, IngressListener, SidecarOutbound, SidecarPort},
@@ -86,6 +86,9 @@ fn ingress(listener: &IngressListener, before: &[IngressListener], field: &str, 
 }
 
 fn egress(listener: &EgressListener, field: &str, findings: &mut Findings) {
+    if let Some(path) = listener.socket() {
+        return egress_socket(listener, path, field, findings);
+    }
     if let Some(port) = &listener.port {
         listener_port(port, field, findings);
     } else if !listener.bind.is_empty() || listener.capture_mode == CaptureMode::None {
@@ -97,12 +100,33 @@ fn egress(listener: &EgressListener, field: &str, findings: &mut Findings) {
             "set port, or remove bind and captureMode",
         );
     }
-    if listener.bind.starts_with("unix://") {
-        let message = "Unix sockets are not supported yet: the listener is not made";
-        findings.add(Code::UnsupportedField, format!("{field}.bind"), message, "write an IP address");
-    } else {
-        bind(&listener.bind, field, findings);
+    bind(&listener.bind, field, findings);
+    hosts(listener, field, findings);
+}
+
+/// Checks a listener on a Unix domain socket.
+fn egress_socket(listener: &EgressListener, path: &str, field: &str, findings: &mut Findings) {
+    socket(path, &format!("{field}.bind"), findings);
+    match &listener.port {
+        Some(port) if port.number != 0 => {
+            let (field, message) = (format!("{field}.port.number"), "is not allowed with a Unix socket");
+            findings.add(Code::FieldNotAllowed, field, message, "remove it");
+        }
+        Some(port) => listener_protocol(port, field, findings),
+        None => {
+            let (field, message) = (format!("{field}.port"), "is missing, and decides the protocol");
+            findings.add(Code::MissingField, field, message, "write port: {protocol: HTTP}");
+        }
     }
+    if listener.capture_mode == CaptureMode::Iptables {
+        let (field, message) = (format!("{field}.captureMode"), "is not allowed with a Unix socket");
+        findings.add(Code::FieldNotAllowed, field, message, "use DEFAULT or NONE");
+    }
+    hosts(listener, field, findings);
+}
+
+/// Checks the hosts of a listener.
+fn hosts(listener: &EgressListener, field: &str, findings: &mut Findings) {
     if listener.hosts.is_empty() {
         findings.add(
             Code::MissingField,
@@ -131,6 +155,10 @@ fn egress(listener: &EgressListener, field: &str, findings: &mut Findings) {
 
 fn listener_port(of: &SidecarPort, field: &str, findings: &mut Findings) {
     port(of.number, &format!("{field}.port.number"), findings);
+    listener_protocol(of, field, findings);
+}
+
+fn listener_protocol(of: &SidecarPort, field: &str, findings: &mut Findings) {
     if of.parsed_protocol().is_none() {
         let message = format!("{:?} is not a protocol", of.protocol);
         let remedy = "use HTTP, HTTP2, GRPC, GRPC-Web, HTTPS, TLS, TCP, MONGO, MYSQL or REDIS";

@@ -93,7 +93,8 @@ pub(super) fn endpoint(spec: &WorkloadEntry, field: &str, findings: &mut Finding
     locality(&spec.locality, &format!("{field}.locality"), findings);
 }
 
-fn socket(path: &str, field: &str, findings: &mut Findings) {
+/// Checks the path of a Unix domain socket.
+pub(super) fn socket(path: &str, field: &str, findings: &mut Findings) {
     if !path.starts_with(['/', '@']) {
         let remedy = format!("write {UNIX}/PATH, or {UNIX}@NAME for an abstract socket");
         findings.add(Code::InvalidPath, field, format!("{path:?} is not an absolute path"), remedy);

@@ -522,17 +522,19 @@ fn bound(
     services: &[Arc<Typed<Service>>],
 ) -> listener::Listener {
     let port = egress.port().unwrap_or_default();
-    let has_socket = egress.capture_mode == CaptureMode::None || !setting.view.intercepts;
+    let is_pipe = egress.socket().is_some();
+    let has_socket = egress.capture_mode == CaptureMode::None || is_pipe || !setting.view.intercepts;
     let ip = match egress.bind.as_str() {
         "" => loopback(setting.view),
         ip => ip,
     };
     let setting = FilterSettings { port, ..setting };
     let name = format!("{ip}_{port}");
-    let protocol = egress.port.as_ref().and_then(|port| port.parsed_protocol()).unwrap_or(Protocol::Tcp);
-    let mut chain = if protocol.is_http() {
-        http_chain(setting, &name, Routes::ByName(port.to_string()))
+    let mut chain = if egress.is_http() {
+        let routes = if is_pipe { egress.bind.clone() } else { port.to_string() };
+        http_chain(setting, &name, Routes::ByName(routes))
     } else {
+        let port = services[0].spec.ports.first().map_or(port, |port| port.port);
         let cluster = ClusterName::outbound(port, "", &services[0].fqdn()).to_string();
         let rule = world.destination_rule(&services[0].fqdn(), &setting.view.namespace);
         let hashing =
@@ -545,7 +547,11 @@ fn bound(
     };
     // The protocol is declared, so it need not be detected.
     chain.filter_chain_match = None;
-    let listener = listener::Listener { filter_chains: vec![chain], ..unbound(name, ip, &[], port) };
+    let mut listener = listener::Listener { filter_chains: vec![chain], ..unbound(name, ip, &[], port) };
+    if let Some(path) = egress.socket() {
+        let pipe = core::Pipe { path: path.to_owned(), mode: 0 };
+        listener.address = Some(core::Address { address: Some(core::address::Address::Pipe(pipe)) });
+    }
     if has_socket { with_socket(setting, listener) } else { listener }
 }
 

@@ -60,6 +60,20 @@ pub(super) fn shared(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16)
     made
 }
 
+/// Returns the routes of a Unix domain socket. Each service has one port, to which the requests for its host go.
+pub(super) fn at_socket(scope: &Scope<'_>, name: &str, services: &[Arc<Typed<Service>>]) -> Arc<Resource> {
+    let aliases = scope.world.aliases(scope.namespace);
+    let of_service = |service: &Arc<Typed<Service>>| {
+        let port = service.spec.ports.first()?.port;
+        Some(of_service(scope, service, port, domains(scope, service, &aliases)))
+    };
+    let mut hosts: Vec<route::VirtualHost> = services.iter().filter_map(of_service).collect();
+    hosts.sort_by(|a, b| a.name.cmp(&b.name));
+    make_unique(&mut hosts);
+    hosts.push(unknown_destinations(scope));
+    encode(&configuration(name.to_owned(), hosts))
+}
+
 /// Returns the virtual hosts of an HTTP port.
 fn hosts(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) -> Vec<route::VirtualHost> {
     let routed = |service: &&&Typed<Service>| {

@@ -89,6 +89,40 @@ fn a_bound_egress_listener_has_a_socket_of_its_own() {
 }
 
 #[test]
+fn an_egress_listener_may_be_a_unix_socket() {
+    let spec = "{egress: [{port: {protocol: HTTP}, bind: 'unix:///run/out.sock', hosts: [./a.shop.svc.cluster.local, ./b.shop.svc.cluster.local]}, {port: {protocol: TCP}, bind: 'unix://@tcp', hosts: [other/*]}]}";
+    let made = made(&sidecar("s", "shop", spec));
+    let pipe = |name: &str| {
+        let listener: listener::Listener = get(&made, Kind::Listener, name);
+        assert_eq!(listener.bind_to_port, None);
+        match listener.address.clone().unwrap().address.unwrap() {
+            core::address::Address::Pipe(pipe) => (pipe.path, listener),
+            other => panic!("{other:?}"),
+        }
+    };
+    let (path, http) = pipe("unix:///run/out.sock_0");
+    assert_eq!(path, "/run/out.sock");
+    let manager: HttpConnectionManager =
+        configs(&http.filter_chains[0]).into_iter().find_map(unpack).unwrap();
+    assert_eq!(manager.stat_prefix, "outbound_unix:///run/out.sock_0;");
+    // Requests go to the first port of HTTP of a service.
+    let hosts = hosts_of(&made, "unix:///run/out.sock");
+    assert_eq!(hosts, ["a.shop.svc.cluster.local:80", "b.shop.svc.cluster.local:80", "allow_any"]);
+    let (path, tcp) = pipe("unix://@tcp_0");
+    assert_eq!(path, "@tcp");
+    let proxy: TcpProxy = configs(&tcp.filter_chains[0]).into_iter().find_map(unpack).unwrap();
+    assert_eq!(proxy.stat_prefix, "outbound|80||c.other.svc.cluster.local");
+    // All ports of the services have clusters, and no other route or listener.
+    assert_eq!(clusters_of(&made), ["80//a.shop", "80//b.shop", "80//c.other", "81//a.shop", "82//b.shop"]);
+    let names = |kind| made.iter(kind).map(|of| of.name.to_string()).collect::<Vec<_>>();
+    assert_eq!(names(Kind::Route), ["unix:///run/out.sock"]);
+    assert_eq!(
+        names(Kind::Listener),
+        ["unix:///run/out.sock_0", "unix://@tcp_0", "virtualInbound", "virtualOutbound"]
+    );
+}
+
+#[test]
 fn destinations_of_visible_virtual_services_have_clusters() {
     let rule = "---\n{apiVersion: networking.istio.io/v1, kind: VirtualService, metadata: {name: v, namespace: shop}, spec: {hosts: [a], http: [{route: [{destination: {host: c.other.svc.cluster.local}}]}]}}\n";
     let spec = |host: &str| {
