@@ -242,14 +242,16 @@ impl TcpDirection {
 
     /// Handles the end of the sender.
     fn end(&mut self, output: &mut Buffer) -> io::Result<()> {
-        match self.coding.as_deref_mut() {
-            Some(Coding::Encode) => write::finish(output, Framing::Chunked, None),
-            Some(Coding::Decode(decoder)) => {
-                if !decoder.close() {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                }
+        let is_complete = match self.coding.as_deref_mut() {
+            Some(Coding::Encode) => {
+                write::finish(output, Framing::Chunked, None);
+                true
             }
-            None => {}
+            Some(Coding::Decode(decoder)) => decoder.close(),
+            None => true,
+        };
+        if !is_complete {
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
         self.state = DirectionState::Ending;
         Ok(())
