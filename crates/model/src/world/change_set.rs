@@ -6,8 +6,8 @@ use super::{World, hosts, mesh_hosts};
 use crate::{
     ClientScope, ObjectKey, ProxyView, Role,
     api::{
-        Kind, Labels, Pod, Protocol, Service, ServicePort, Typed, VirtualService, kube::SliceEndpoint,
-        mesh_config, selects,
+        Kind, Labels, Pod, Protocol, Resolution, Service, ServicePort, Typed, VirtualService,
+        kube::SliceEndpoint, mesh_config, selects,
     },
     world::WELL_KNOWN_PORT,
 };
@@ -343,8 +343,11 @@ impl World {
     /// Returns whether outbound listeners of other workloads may depend on a service. All services with the same HTTP
     /// port share its listener, which depends on a service only if no other has the port.
     pub(super) fn shapes_listeners(&self, service: &Typed<Service>) -> bool {
-        // Filters of telemetry and authorization name the clusters of providers.
-        if self.is_provider_host(&service.fqdn()) {
+        // Filters of telemetry and authorization name the clusters of providers. The listener of a port names the hosts
+        // that proxies resolve.
+        let entry_host = service.spec.entry_host.as_ref();
+        let is_dynamic = entry_host.is_some_and(|of| of.resolution == Resolution::DynamicDns);
+        if is_dynamic || self.is_provider_host(&service.fqdn()) {
             return true;
         }
         let mut ports = service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp);
