@@ -257,6 +257,14 @@ impl<'a> Mesh<'a> {
         self.publisher.set_key_sets(vec![(source.clone(), keys.map(|keys| KEY_SETS[keys].into()))]);
     }
 
+    /// Returns the connected proxies whose Pods exist.
+    fn with_pods(&self) -> BTreeSet<usize> {
+        let state = self.publisher.read();
+        let has_pod =
+            |proxy: &usize| state.world.pod(PROXIES[*proxy].namespace, PROXIES[*proxy].pod).is_some();
+        self.connected.keys().copied().filter(has_pod).collect()
+    }
+
     fn snapshot(&self, proxy: usize) -> Snapshot {
         self.connected[&proxy].0.snapshot.borrow().clone()
     }
@@ -370,7 +378,14 @@ impl<'a> Sequence<'a> {
     /// Changes something, and sometimes connects or disconnects a proxy. Then checks all proxies.
     fn step(&mut self) -> Result<(), String> {
         let grouping = self.mesh.publisher.read().grouping.clone();
+        let before = self.mesh.with_pods();
         let change = self.change();
+        // A deleted Pod changes nothing for its proxy, which ends with it. Here it starts again.
+        for proxy in before.difference(&self.mesh.with_pods()) {
+            self.mesh.connected.remove(proxy);
+            self.had.remove(proxy);
+            self.mesh.connect(*proxy);
+        }
         let regrouped = self.mesh.publisher.read().grouping != grouping;
         let at = |what: String| format!("{change}: {what}");
         if self.random.u8(..3) == 0 {
