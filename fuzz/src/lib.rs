@@ -24,7 +24,7 @@ use skysail_http::{
 use skysail_identity::{Authority, Csr, Peer, Refusal, Verifier, jwks::KeySet};
 use skysail_policy::{
     config::{
-        http::{ClientCertDetails, Codec, EscapedSlashes, HttpManager, Routes, ServerHeader},
+        http::{ClientCertDetails, Codec, EscapedSlashes, HttpManager, Routes, ServerHeader, Underscores},
         listener::Direction,
         trace::RequestIdUse,
     },
@@ -274,6 +274,8 @@ fn manager(escaped_slashes: EscapedSlashes) -> HttpManager {
         http2: Http2Options::new(100),
         idle_timeout: None,
         stream_idle_timeout: None,
+        max_stream_duration: None,
+        underscores: Underscores::Allow,
         request_headers_timeout: None,
         request_timeout: None,
         drain_timeout: Duration::ZERO,

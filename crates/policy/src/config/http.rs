@@ -95,6 +95,8 @@ pub struct HttpManager {
     pub merge_slashes: bool,
     /// Treatment of `%2F` and `%5C` in a path.
     pub escaped_slashes: EscapedSlashes,
+    /// Treatment of header names with underscores.
+    pub underscores: Underscores,
     /// HTTP/1.0 is accepted.
     pub accept_http10: bool,
     /// Authority of HTTP/1.0 requests without a host; `None` refuses them.
@@ -121,6 +123,9 @@ pub struct HttpManager {
     pub request_headers_timeout: Option<Duration>,
     /// Timeout of the whole request; `None` disables it.
     pub request_timeout: Option<Duration>,
+    /// Timeout from the first byte of a request to the last byte of the response, for routes without their own; `None`
+    /// disables it. Source: `HttpProtocolOptions.max_stream_duration`.
+    pub max_stream_duration: Option<Duration>,
     /// Time for which an HTTP/2 client may open streams after the first GOAWAY. It ends early when the client
     /// acknowledges. After [`Self::max_connection_duration`], time for which an HTTP/1 client may send a last request.
     pub drain_timeout: Duration,
@@ -150,6 +155,7 @@ impl HttpManager {
             && self.client_cert == other.client_cert
             && self.internal == other.internal
             && self.default_host == other.default_host
+            && self.underscores == other.underscores
     }
 }
 
@@ -313,6 +319,18 @@ pub enum EscapedSlashes {
     UnescapeAndRedirect,
     /// Unescaped; the request is processed with the result.
     UnescapeAndForward,
+}
+
+/// Treatment of header names with underscores. Source: `HttpProtocolOptions.HeadersWithUnderscoresAction`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Underscores {
+    /// Kept.
+    #[default]
+    Allow,
+    /// The request is refused with 400, and a stream of HTTP/2 is reset.
+    Reject,
+    /// The field is removed.
+    Drop,
 }
 
 /// An access log.

@@ -233,7 +233,8 @@ pub struct Forward {
     pub timeout: Option<Duration>,
     /// Replaces `timeout` for gRPC (`max_grpc_timeout`, which Istio sends).
     pub grpc_timeout: Option<GrpcTimeout>,
-    /// Timeout from the first byte of the request to the last byte of the response; `None` disables it.
+    /// Timeout from the first byte of the request to the last byte of the response; zero disables it. `None`: that of
+    /// the connection manager.
     pub max_duration: Option<Duration>,
     /// Replaces `max_duration` for gRPC requests with `grpc-timeout` (`grpc_timeout_header_max`).
     pub grpc_duration: Option<GrpcTimeout>,

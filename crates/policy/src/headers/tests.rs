@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     config::{
-        http::{Codec, EscapedSlashes, Part, Routes, ServerHeader},
+        http::{Codec, EscapedSlashes, Part, Routes, ServerHeader, Underscores},
         listener::{Cidr, Direction},
     },
     path,
@@ -50,6 +50,8 @@ fn manager() -> HttpManager {
         http2: Http2Options::new(100),
         idle_timeout: None,
         stream_idle_timeout: None,
+        max_stream_duration: None,
+        underscores: Underscores::Allow,
         max_requests_per_connection: None,
         max_connection_duration: None,
         request_headers_timeout: None,

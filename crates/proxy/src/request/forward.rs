@@ -161,7 +161,10 @@ impl RequestContext<'_> {
         };
         let max_duration = match forward.grpc_duration.filter(|_| grpc_timeout.is_some()) {
             Some(bound) => bound.bound(grpc_timeout),
-            None => forward.max_duration,
+            None => {
+                let longest = forward.max_duration.or(self.scope.manager.max_stream_duration);
+                longest.filter(|longest| !longest.is_zero())
+            }
         };
         Ok(ForwardPlan {
             found,

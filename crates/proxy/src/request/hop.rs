@@ -9,16 +9,32 @@ use std::{
 
 use crate::worker::Worker;
 use skysail_http::{
-    head::{Headers, Names, ResponseHead},
+    head::{Headers, Names, RequestHead, ResponseHead},
     http1::HeadLimits,
 };
-use skysail_policy::config::{HttpManager, http::ServerHeader};
+use skysail_policy::config::{
+    HttpManager,
+    http::{ServerHeader, Underscores},
+};
 
 /// Returns the limits of a request's head.
 pub(crate) fn limits(manager: &HttpManager) -> HeadLimits {
     let HttpManager { max_head, max_headers, keep_case, .. } = *manager;
     let max_headers = u32::try_from(max_headers).unwrap_or(u32::MAX);
     HeadLimits { max_head, max_headers, keep_case }
+}
+
+/// Applies the policy for field names with underscores to a request's head, before the first decision about it. Returns
+/// whether the request is refused.
+pub(crate) fn refuses_underscores(manager: &HttpManager, head: &mut RequestHead) -> bool {
+    match manager.underscores {
+        Underscores::Allow => false,
+        Underscores::Reject => head.iter().any(|(name, _)| name.contains(&b'_')),
+        Underscores::Drop => {
+            head.remove_if(|name, _| name.contains(&b'_'));
+            false
+        }
+    }
 }
 
 /// Fields that concern one connection only, even if `connection` does not list them.
@@ -94,8 +110,6 @@ pub(crate) fn is_idempotent(method: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use skysail_http::head::RequestHead;
-
     #[test]
     fn connection_fields_are_removed() {
         let mut head = RequestHead::build(

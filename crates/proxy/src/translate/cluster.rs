@@ -369,7 +369,8 @@ impl Http {
             max_duration: None,
             errors: None,
         };
-        http.common(proto.common_http_protocol_options.as_ref()).at("common_http_protocol_options")?;
+        http.common(proto.common_http_protocol_options.as_ref(), strict)
+            .at("common_http_protocol_options")?;
         for (key, any) in &proto.typed_extension_protocol_options {
             http.options(key, any, strict).at(format_args!("typed_extension_protocol_options[{key:?}]"))?;
         }
@@ -395,7 +396,8 @@ impl Http {
             return Err(unknown_type("protocol options", key, any));
         }
         let options: HttpProtocolOptions = unpack(any)?;
-        self.common(options.common_http_protocol_options.as_ref()).at("common_http_protocol_options")?;
+        self.common(options.common_http_protocol_options.as_ref(), strict)
+            .at("common_http_protocol_options")?;
         if let Some(upstream) = options.upstream_http_protocol_options {
             self.validates_host = upstream.auto_san_validation;
             let header = Some(upstream.override_auto_sni_header).filter(|name| !name.is_empty());
@@ -446,8 +448,19 @@ impl Http {
         Ok(())
     }
 
-    fn common(&mut self, options: Option<&CommonHttpOptions>) -> Result<()> {
+    fn common(&mut self, options: Option<&CommonHttpOptions>, strict: bool) -> Result<()> {
         let Some(options) = options else { return Ok(()) };
+        for (name, is_set) in [
+            ("max_stream_duration", options.max_stream_duration.is_some()),
+            ("headers_with_underscores_action", options.headers_with_underscores_action != 0),
+        ] {
+            if is_set && strict {
+                let reason = "skysail-proxy does not support this field in clusters: remove it";
+                return Err(Reject::new(reason).at_field(name));
+            } else if is_set {
+                warn_once(format!("{name} is not supported in clusters and has no effect"));
+            }
+        }
         if let Some(time) = &options.idle_timeout {
             // Zero disables the timeout.
             let time = duration(time).at("idle_timeout")?;

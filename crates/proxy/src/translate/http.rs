@@ -7,7 +7,7 @@ use skysail_xds::{
         envoy::{
             config::core::v3::{
                 Http1ProtocolOptions, Http2ProtocolOptions, HttpProtocolOptions, KeepaliveSettings,
-                config_source::ConfigSourceSpecifier,
+                config_source::ConfigSourceSpecifier, http_protocol_options::HeadersWithUnderscoresAction,
                 http1_protocol_options::header_key_format::HeaderFormat,
             },
             extensions::filters::{
@@ -36,7 +36,7 @@ use skysail_http::http2::{Http2Options, Keepalive};
 use skysail_policy::config::cluster::{MAX_HEAD, MAX_HEADERS};
 use skysail_policy::config::http::{
     ClientCertDetails, Codec, EscapedSlashes, Filter, FilterKind, ForwardClientCert, HttpManager,
-    MetadataExchange, Routes, ServerHeader,
+    MetadataExchange, Routes, ServerHeader, Underscores,
 };
 use skysail_policy::config::listener::Cidr;
 use skysail_policy::config::trace::RequestIdUse;
@@ -54,6 +54,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
     let common = proto.common_http_protocol_options.as_ref();
     let idle = common.and_then(|common| common.idle_timeout.as_ref());
     let longest = common.and_then(|common| common.max_connection_duration.as_ref());
+    let stream = common.and_then(|common| common.max_stream_duration);
     let http1 = proto.http_protocol_options.as_ref();
     let mut manager = HttpManager {
         stat_prefix: proto.stat_prefix.as_str().into(),
@@ -98,6 +99,7 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
             PathWithEscapedSlashesAction::UnescapeAndRedirect => EscapedSlashes::UnescapeAndRedirect,
             PathWithEscapedSlashesAction::UnescapeAndForward => EscapedSlashes::UnescapeAndForward,
         },
+        underscores: underscores(common),
         accept_http10: http1.is_some_and(|options| options.accept_http_10),
         default_host: http1
             .map(|options| options.default_host_for_http_10.as_str())
@@ -119,6 +121,8 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
         request_headers_timeout: timeout(proto.request_headers_timeout.as_ref(), None)
             .at("request_headers_timeout")?,
         request_timeout: timeout(proto.request_timeout.as_ref(), None).at("request_timeout")?,
+        max_stream_duration: timeout(stream.as_ref(), None)
+            .at("common_http_protocol_options.max_stream_duration")?,
         drain_timeout: match &proto.drain_timeout {
             Some(time) => duration(time).at("drain_timeout")?,
             None => DRAIN_TIMEOUT,
@@ -127,6 +131,14 @@ pub(super) fn translate(translator: Translator<'_>, proto: &Proto) -> Result<Htt
     };
     filters(&mut manager, &proto.http_filters, translator.strict)?;
     Ok(manager)
+}
+
+fn underscores(common: Option<&HttpProtocolOptions>) -> Underscores {
+    match common.map(HttpProtocolOptions::headers_with_underscores_action) {
+        None | Some(HeadersWithUnderscoresAction::Allow) => Underscores::Allow,
+        Some(HeadersWithUnderscoresAction::RejectRequest) => Underscores::Reject,
+        Some(HeadersWithUnderscoresAction::DropHeader) => Underscores::Drop,
+    }
 }
 
 fn request_id(proto: &Proto) -> Result<RequestIdUse> {

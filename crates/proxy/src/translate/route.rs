@@ -217,8 +217,8 @@ pub(super) fn route_match(proto: &MatchProto) -> Result<RouteMatch> {
 #[expect(deprecated, reason = "Istio sends max_grpc_timeout")]
 fn forward(proto: &RouteAction, host_retry: Option<&Arc<RetryPolicy>>) -> Result<Forward> {
     let stream = proto.max_stream_duration.unwrap_or_default();
-    let max_duration =
-        timeout(stream.max_stream_duration.as_ref(), None).at("max_stream_duration.max_stream_duration")?;
+    let max_duration = stream.max_stream_duration.as_ref().map(duration).transpose();
+    let max_duration = max_duration.at("max_stream_duration.max_stream_duration")?;
     let grpc_duration =
         grpc_timeout(stream.grpc_timeout_header_max.as_ref(), stream.grpc_timeout_header_offset.as_ref());
     let mut mirrors = Vec::new();

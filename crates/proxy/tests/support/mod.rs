@@ -9,7 +9,7 @@ use skysail_http::http2::Http2Options;
 use skysail_policy::{
     config::{
         Cluster, Endpoint, Endpoints, FilterChain, HttpManager, Listener, RouteTable, Snapshot,
-        http::{ClientCertDetails, Codec, EscapedSlashes, Routes, ServerHeader},
+        http::{ClientCertDetails, Codec, EscapedSlashes, Routes, ServerHeader, Underscores},
         listener::{ChainMatch, Direction, TcpProxy, Terminal},
         route::{
             Action, Forward, HeaderOps, PathMatch, RetryPolicy, Route, RouteMatch, Targets, VirtualHost,
@@ -347,6 +347,8 @@ pub(crate) fn http(change: impl FnOnce(&mut HttpManager, &mut Forward)) -> Termi
         normalize_path: true,
         merge_slashes: false,
         escaped_slashes: EscapedSlashes::Keep,
+        underscores: Underscores::Allow,
+        max_stream_duration: None,
         accept_http10: true,
         default_host: None,
         max_head: 60 * 1024,

@@ -315,6 +315,9 @@ impl<'a> HeadReader<'a> {
             Ok(_) if head.version == Version::Http10 && !self.manager.accept_http10 => {
                 Next::Refused(Malformed::new(426, "low_version"))
             }
+            Ok(_) if hop::refuses_underscores(self.manager, head) => {
+                Next::Refused(Malformed::new(400, "http1.unexpected_underscore"))
+            }
             Ok((framing, connection)) => Next::Request(framing, connection),
             Err(malformed) => Next::Refused(malformed),
         }

@@ -17,7 +17,10 @@ use crate::{
         drain::IDLE_DRAIN,
         limit_log::{self, Limit},
     },
-    request::context::{RequestContext, RequestScope},
+    request::{
+        context::{RequestContext, RequestScope},
+        hop,
+    },
     worker::{
         Worker,
         downstream::{self, Accepted, Downstream, Origin},
@@ -231,7 +234,7 @@ impl<'a> Session<'a> {
 
     /// Begins the task of a request, under the newest configuration.
     #[inline]
-    fn serve(&mut self, request: Request) {
+    fn serve(&mut self, mut request: Request) {
         self.may_send_first = false;
         if let Err(end) = downstream::refresh(&mut self.origin, self.worker) {
             if self.ending.is_none() {
@@ -249,6 +252,13 @@ impl<'a> Session<'a> {
         let connection = self.driver.connection();
         if let Some(fault) = request.oversized {
             refuse_head(self.worker, &self.origin, &self.manager, (connection, request), fault);
+            return;
+        }
+        if hop::refuses_underscores(&self.manager, &mut request.head) {
+            let refusal = Malformed::new(400, "http2.unexpected_underscore");
+            refuse::note(self.worker, &self.origin, &self.manager, refusal, Version::Http2, None);
+            drop(Duplex::accepted(connection, &request));
+            request.head.recycle();
             return;
         }
         self.served = self.served.saturating_add(1);
