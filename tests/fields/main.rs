@@ -20,6 +20,8 @@ mod mesh_config;
 mod mesh_config_authorizers;
 mod mesh_config_clients;
 mod mesh_config_collector;
+mod mesh_config_connections;
+mod mesh_config_defaults;
 mod mesh_config_dns;
 mod mesh_config_edges;
 mod mesh_config_localities;

@@ -14,7 +14,7 @@ use rustls::{
 };
 use skysail_testkit::{Mesh, eventually};
 
-use crate::{Case, mesh_with, wait};
+use crate::{CLIENTS, Case, check, mesh_with, wait, with};
 
 const RULES: &str = include_str!("mesh_config_edges.yaml");
 const GATEWAYS: [&str; 2] = ["edge-skysail", "edge-envoy"];
@@ -43,7 +43,7 @@ fn gateways_follow_the_mesh() {
         block(&cert.pem()),
         block(&signing_key.serialize_pem())
     );
-    let setup = mesh_with(&[RULES, &secret].concat(), &["shop/edge-envoy"]);
+    let setup = mesh_with(&[RULES, &secret].concat(), &["shop/edge-envoy", "shop/by-envoy"]);
     let published = [
         "-p",
         "0:edge-skysail:80",
@@ -59,7 +59,40 @@ fn gateways_follow_the_mesh() {
     let mut trusted = RootCertStore::empty();
     trusted.add(cert.der().clone()).unwrap();
     tls(&mesh, &trusted);
+    profile(&mesh);
     topology(&mesh);
+}
+
+/// Gateways have the defaults of the profile, sidecars have not.
+fn profile(mesh: &Mesh) {
+    let refused = ["-H", "x_name: 1"];
+    at(mesh, "own.example", &Case { arguments: &refused, ..is(400, &[]) });
+    for gateway in GATEWAYS {
+        let arguments = ["-H", "host: own.example"];
+        let url = format!("http://{gateway}/a%2Fb");
+        check(mesh, &["plain"], &[with(&arguments, &url, 307, &["location: /a/b"])]);
+        let dump = mesh.call(gateway, "http://127.0.0.1:15000/config_dump", &[]).body;
+        let dump: String = dump.split_whitespace().collect();
+        for text in [
+            "\"per_connection_buffer_limit_bytes\":32768",
+            "\"max_concurrent_streams\":100",
+            "\"initial_connection_window_size\":131072",
+        ] {
+            assert!(dump.contains(text), "{gateway} has no {text}: {dump}");
+        }
+    }
+    for client in CLIENTS {
+        wait(mesh, client, &with(&refused, "http://api/", 200, &["\"x_name\":\"1\""]));
+    }
+    mesh.edit("rules.yaml", "profile: EDGE", "listenerPerConnectionBufferLimitBytes: 40000");
+    for gateway in GATEWAYS {
+        eventually(&format!("{gateway} has the buffer size"), || {
+            let dump = mesh.call(gateway, "http://127.0.0.1:15000/config_dump", &[]).body;
+            let dump: String = dump.split_whitespace().collect();
+            let is_it = dump.contains("\"per_connection_buffer_limit_bytes\":40000");
+            if is_it { Ok(()) } else { Err(dump) }
+        });
+    }
 }
 
 fn ingresses(mesh: &Mesh) {

@@ -271,7 +271,7 @@ mod tests {
     #[test]
     fn settings_of_the_mesh_are_found() {
         assert_eq!(mesh_setting("certificates[0].secretName"), Some(Support::Unread));
-        assert_eq!(mesh_setting("defaultConfig.drainDuration"), Some(Support::Warned));
+        assert_eq!(mesh_setting("defaultConfig.statusPort"), Some(Support::Warned));
         assert_eq!(mesh_setting("defaultConfig.proxyHeader"), None);
     }
 }

@@ -475,7 +475,7 @@ fn addresses(ip: &str, instance_ips: &str) -> Vec<IpAddr> {
 /// Istio.
 fn settings_of(config: serde_json::Value) -> HttpSettings {
     let mut settings: HttpSettings = serde_json::from_value(config).unwrap_or_default();
-    settings.remove_bad_texts();
+    settings.remove_bad_values();
     settings
 }
 

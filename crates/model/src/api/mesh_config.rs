@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use serde::{Deserialize, de::IgnoredAny};
 
 use super::{
-    destination_rule::{LocalityLb, TcpKeepalive, ZoneAwareLb},
+    destination_rule::{ConnectionPool, LocalityLb, OutlierDetection, TcpKeepalive, ZoneAwareLb},
     extension_provider::ExtensionProvider,
     gateway::TlsVersion,
     mesh_networks::MeshNetworks,
@@ -108,6 +108,8 @@ pub struct MeshConfig {
     pub tls_defaults: TlsDefaults,
     /// Load balancing between the zones of a region of services whose rule has no setting.
     pub zone_aware_lb_setting: Option<ZoneAwareLb>,
+    /// Connection pools and outlier detection of clusters whose rule has none.
+    pub default_traffic_policy: DefaultTrafficPolicy,
     /// Timeout of protocol detection on undeclared ports.
     pub protocol_detection_timeout: Option<Duration>,
     /// Visibility of services that set none.
@@ -131,6 +133,16 @@ pub struct MeshConfig {
     /// Networks, from a key of their own.
     #[serde(skip)]
     pub networks: MeshNetworks,
+}
+
+/// Settings of clusters whose DestinationRule has none. Source: `istio.mesh.v1alpha1.MeshConfig.DefaultTrafficPolicy`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct DefaultTrafficPolicy {
+    /// Limits and timeouts of connections.
+    pub connection_pool: Option<ConnectionPool>,
+    /// Ejection of failing endpoints.
+    pub outlier_detection: Option<OutlierDetection>,
 }
 
 /// Which Ingresses are served.
@@ -388,6 +400,7 @@ impl Default for MeshConfig {
             outbound_cluster_stat_name: String::new(),
             mesh_mtls: TlsDefaults::default(),
             tls_defaults: TlsDefaults::default(),
+            default_traffic_policy: DefaultTrafficPolicy::default(),
             protocol_detection_timeout: None,
             default_service_export_to: Vec::new(),
             default_virtual_service_export_to: Vec::new(),

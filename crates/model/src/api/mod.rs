@@ -3,6 +3,7 @@
 //! Istio's kinds mirror Istio's API field by field. Kubernetes' kinds are reduced to the fields that a mesh uses, since
 //! a large mesh has tens of thousands of Pods.
 
+pub mod connection_settings;
 pub mod destination_rule;
 pub mod envoy_filter;
 pub mod extension;

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::{
     Duration, Labels,
+    connection_settings::{self, ConnectionSettings},
     destination_rule::WorkloadSelector,
     extension_provider::Zipkin,
     mesh_config::{self, IgnoredValue},
@@ -142,7 +143,7 @@ impl StartSources {
 pub const ANNOTATION: &str = "proxy.istio.io/config";
 
 /// Settings of the annotation that the control plane applies.
-const EFFECTIVE: [&str; 2] = ["gatewayTopology", "proxyHeaders"];
+const EFFECTIVE: [&str; 3] = ["connectionSettings", "gatewayTopology", "proxyHeaders"];
 
 /// Settings of the annotation that the program which starts the proxy reads and checks.
 const STARTING: [&str; 5] = [
@@ -179,6 +180,8 @@ pub struct ProxySettings {
     pub proxy_headers: ProxyHeaders,
     /// Proxies in front of gateways.
     pub gateway_topology: GatewayTopology,
+    /// Connections that the proxy accepts.
+    pub connection_settings: Option<ConnectionSettings>,
     /// Traces without a Telemetry. Those of the mesh configuration alone have an effect.
     pub tracing: ProxyTracing,
 }
@@ -233,6 +236,8 @@ pub struct HttpSettings {
     pub proxy_headers: ProxyHeaders,
     /// Proxies in front of gateways.
     pub gateway_topology: GatewayTopology,
+    /// Connections that the proxy accepts; `None`: those of the mesh configuration.
+    pub connection_settings: Option<ConnectionSettings>,
 }
 
 /// Proxies in front of a gateway.
@@ -372,10 +377,15 @@ impl ProxySettings {
     pub fn read(text: &str) -> Result<(Self, Vec<String>), String> {
         let Some(document) = skysail_yaml::documents(text).next() else { return Ok(Default::default()) };
         let written = document.root.map_err(|error| error.message)?.to_json();
-        let names = written.as_object().into_iter().flatten().map(|(name, _)| name);
-        let others =
-            names.filter(|name| !STARTING.contains(&name.as_str()) && !EFFECTIVE.contains(&name.as_str()));
-        let others = others.cloned().collect();
+        let names = written.as_object().into_iter().flatten().map(|(name, _)| name.clone());
+        let of_connections = written["connectionSettings"].as_object().into_iter().flatten();
+        let of_connections = of_connections.map(|(name, _)| name);
+        let of_connections =
+            of_connections.filter(|name| !connection_settings::FIELDS.contains(&name.as_str()));
+        let others = names
+            .filter(|name| !STARTING.contains(&name.as_str()) && !EFFECTIVE.contains(&name.as_str()))
+            .chain(of_connections.map(|name| format!("connectionSettings.{name}")))
+            .collect();
         let settings = serde_json::from_value(written).map_err(|error| error.to_string())?;
         Ok((settings, others))
     }
@@ -396,6 +406,7 @@ impl ProxySettings {
         HttpSettings {
             proxy_headers: self.proxy_headers.clone(),
             gateway_topology: self.gateway_topology.clone(),
+            connection_settings: self.connection_settings.clone(),
         }
     }
 }
@@ -407,6 +418,11 @@ impl HttpSettings {
         Self {
             proxy_headers: self.proxy_headers.overlaid(&over.proxy_headers),
             gateway_topology: self.gateway_topology.overlaid(&over.gateway_topology),
+            connection_settings: over
+                .connection_settings
+                .as_ref()
+                .or(self.connection_settings.as_ref())
+                .cloned(),
         }
     }
 
@@ -420,8 +436,9 @@ impl HttpSettings {
         }
     }
 
-    /// Removes texts that are too long or that no header may have.
-    pub(crate) fn remove_bad_texts(&mut self) {
+    /// Removes texts that are too long or that no header may have, and numbers that a proxy would refuse.
+    pub(crate) fn remove_bad_values(&mut self) {
+        self.connection_settings.iter_mut().for_each(|settings| drop(settings.remove_bad()));
         let value = &mut self.proxy_headers.server.value;
         if !is_header_value(value) {
             value.clear();
@@ -546,10 +563,10 @@ mod tests {
     }
 
     #[test]
-    fn bad_texts_are_removed() {
+    fn bad_values_are_removed() {
         let mut settings = HttpSettings::default();
         settings.proxy_headers.server.value = "a\r\nb: c".into();
-        settings.remove_bad_texts();
+        settings.remove_bad_values();
         assert_eq!(settings, HttpSettings::default());
     }
 

@@ -129,7 +129,7 @@ fn consistent_hash<'a>(
     let spec = &rule.spec;
     let subset = spec.subsets.iter().find(|subset| subset.name == name.subset);
     let effective = match subset {
-        Some(subset) => Effective::of_subset(spec, subset, name.port),
+        Some(subset) => Effective::of_rule(spec, name.port).of_subset(subset, name.port),
         None => Effective::of_rule(spec, name.port),
     };
     effective.load_balancer?.consistent_hash.as_ref()

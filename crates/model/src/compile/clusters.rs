@@ -76,7 +76,7 @@ pub(super) fn special(scope: &Scope<'_>, view: &ProxyView) -> Vec<cluster::Clust
     outbound.typed_extension_protocol_options = protocol::passthrough_options(scope.headers);
     outbound.filters = filters::of_cluster(view.plain_envoy);
     for made in [&mut inbound, &mut outbound] {
-        pool::apply(made, mesh, None);
+        pool::apply(made, mesh, mesh.default_traffic_policy.connection_pool.as_ref());
     }
     vec![black_hole(mesh), inbound, outbound]
 }
@@ -153,13 +153,13 @@ pub(super) fn inbound(scope: &Scope<'_>, view: &ProxyView, port: &InboundPort<'_
     let services = same.map(|(service, _)| *service);
     made.metadata =
         (!port.services.is_empty()).then(|| metadata("istio", describe(services, rule.as_deref(), "")));
+    let mesh = scope.world.mesh();
     let of_rule = rule.as_ref().map(|rule| Effective::of_rule(&rule.spec, port.service_port()));
-    let effective = Effective {
-        connection_pool: port.pool.or(of_rule.and_then(|of_rule| of_rule.connection_pool)),
-        ..Default::default()
-    };
-    pool::apply(&mut made, scope.world.mesh(), effective.connection_pool);
-    if let (Some((service, first)), pattern) = (service, &scope.world.mesh().inbound_cluster_stat_name)
+    let of_mesh = mesh.default_traffic_policy.connection_pool.as_ref();
+    let of_rule = of_rule.and_then(|of_rule| of_rule.connection_pool);
+    let effective = Effective { connection_pool: port.pool.or(of_rule).or(of_mesh), ..Default::default() };
+    pool::apply(&mut made, mesh, effective.connection_pool);
+    if let (Some((service, first)), pattern) = (service, &mesh.inbound_cluster_stat_name)
         && !pattern.is_empty()
     {
         let named = stat_names::StatNameVariables::of_port(service, first, port.port);
@@ -213,11 +213,12 @@ pub(super) fn outbound(
 ) -> Vec<cluster::Cluster> {
     let host = service.fqdn();
     let whole = rule.map(|rule| Effective::of_rule(&rule.spec, port.port)).unwrap_or_default();
+    let whole = whole.or(&scope.world.mesh().default_traffic_policy);
     let named = |subset| (ClusterName::outbound(port.port, subset, &host), form);
     let mut clusters = vec![outbound_cluster(scope, service, port, rule, named(""), &whole)];
     if let Some(rule) = rule {
         clusters.extend(rule.spec.subsets.iter().map(|subset| {
-            let effective = Effective::of_subset(&rule.spec, subset, port.port);
+            let effective = whole.of_subset(subset, port.port);
             outbound_cluster(scope, service, port, Some(rule), named(&subset.name), &effective)
         }));
     }

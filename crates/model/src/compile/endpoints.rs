@@ -45,7 +45,11 @@ pub(super) fn assignments(
         ready.retain(|endpoint| endpoint.address.ip().is_some());
     }
     let rule = rule.map(|rule| &rule.spec);
-    let whole = rule.map(|rule| Effective::of_rule(rule, port.port)).unwrap_or_default();
+    let mut whole = rule.map(|rule| Effective::of_rule(rule, port.port)).unwrap_or_default();
+    // As in istiod: EDS does not use the outlier detection of the mesh to prefer near endpoints.
+    if service.spec.entry_host.as_ref().is_some_and(|entry_host| entry_host.resolution.is_dns()) {
+        whole = whole.or(&scope.world.mesh().default_traffic_policy);
+    }
     let name = ClusterName::outbound(port.port, "", &host);
     let of = |name: &ClusterName<'_>, effective: &Effective<'_>, members: Vec<&Endpoint>| {
         assignment(scope, service, &Target { name: form.name(name), form }, effective, members)
@@ -53,7 +57,7 @@ pub(super) fn assignments(
     let mut made = vec![of(&name, &whole, ready.iter().collect())];
     if let Some(rule) = rule {
         made.extend(rule.subsets.iter().map(|subset| {
-            let effective = Effective::of_subset(rule, subset, port.port);
+            let effective = whole.of_subset(subset, port.port);
             let members = ready.iter().filter(|endpoint| endpoint.has_labels(&subset.labels));
             of(&ClusterName::outbound(port.port, &subset.name, &host), &effective, members.collect())
         }));

@@ -40,7 +40,7 @@ use skysail_xds::{
 };
 
 use super::{
-    clusters,
+    clusters, connections,
     extension::{self, Extensions},
     packed,
     pb::{Any, boolean, cluster, core, duration, from_ads, listener, pack, seconds, types},
@@ -51,6 +51,7 @@ use crate::{
     ProxyView, Role,
     api::{
         MeshConfig,
+        connection_settings::ConnectionSettings,
         extension::Phase,
         mesh_config::Normalization,
         proxy_config::{ExchangeMode, ForwardedClientCert, GatewayTopology, HttpSettings, ProxyHeaders},
@@ -88,7 +89,12 @@ pub(super) struct FilterSettings<'a> {
 
 /// Returns the settings of a proxy, with those of the mesh configuration.
 pub(super) fn settings(mesh: &MeshConfig, view: &ProxyView) -> HttpSettings {
-    mesh.default_config.http().overlaid(&view.settings)
+    let mut settings = mesh.default_config.http().overlaid(&view.settings);
+    if view.role == Role::Router {
+        settings.connection_settings =
+            settings.connection_settings.as_ref().map(ConnectionSettings::at_gateway);
+    }
+    settings
 }
 
 /// Source of the routes of an HTTP connection manager.
@@ -262,6 +268,9 @@ fn connection_manager(
         (!replies.is_empty()).then(|| LocalReplyConfig { mappers: replies, ..Default::default() });
     manager.http2_protocol_options = setting.http2.then(Default::default);
     normalize_paths(&mut manager, setting.mesh.path_normalization.normalization);
+    if let Some(settings) = &setting.proxy.connection_settings {
+        connections::apply(&mut manager, settings);
+    }
     if direction == Direction::Inbound {
         manager.server_name = SERVER_NAME.into();
         at_workload(&mut manager, &setting.proxy.proxy_headers);

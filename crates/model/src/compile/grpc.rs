@@ -73,12 +73,9 @@ pub(super) fn clusters(
         }
         made
     };
-    let subsets = rule.into_iter().flat_map(|rule| rule.subsets.iter().map(move |subset| (rule, subset)));
-    std::iter::once(made("", &whole))
-        .chain(
-            subsets.map(|(rule, subset)| made(&subset.name, &Effective::of_subset(rule, subset, port.port))),
-        )
-        .collect()
+    let subsets = rule.into_iter().flat_map(|rule| &rule.subsets);
+    let subsets = subsets.map(|subset| made(&subset.name, &whole.of_subset(subset, port.port)));
+    std::iter::once(made("", &whole)).chain(subsets).collect()
 }
 
 fn ports(service: &Typed<Service>) -> impl Iterator<Item = &ServicePort> {

@@ -24,6 +24,7 @@ mod balance;
 mod clause;
 mod client_match;
 mod clusters;
+mod connections;
 mod dynamic_dns;
 mod endpoints;
 mod envoy_filter;

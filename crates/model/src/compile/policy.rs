@@ -1,13 +1,15 @@
 //! Effective settings of a DestinationRule for a port and a subset.
 //!
-//! The order is Istio's. Settings for the port replace those of the whole rule. A subset's settings replace the result
-//! one by one; if they are for the port, they replace it as a whole.
+//! The order is Istio's. Settings for the port replace those of the whole rule. Settings of the mesh configuration fill
+//! those that are missing. A subset's settings replace the result one by one; if they are for the port, they replace it
+//! as a whole.
 
 use crate::api::{
     DestinationRule, Subset, TrafficPolicy,
     destination_rule::{
         ClientTls, ConnectionPool, LoadBalancer, OutlierDetection, ProxyProtocol, RetryBudget,
     },
+    mesh_config::DefaultTrafficPolicy,
 };
 
 /// Effective settings of a traffic policy for one port.
@@ -29,9 +31,18 @@ impl<'a> Effective<'a> {
         rule.traffic_policy.as_ref().map(|policy| Self::of_port(policy, port).0).unwrap_or_default()
     }
 
-    /// Returns the settings for a subset.
-    pub(super) fn of_subset(rule: &'a DestinationRule, subset: &'a Subset, port: u16) -> Self {
-        let whole = Self::of_rule(rule, port);
+    /// Returns these settings with those of the mesh where they have none.
+    pub(super) fn or(self, mesh: &'a DefaultTrafficPolicy) -> Self {
+        Self {
+            connection_pool: self.connection_pool.or(mesh.connection_pool.as_ref()),
+            outlier_detection: self.outlier_detection.or(mesh.outlier_detection.as_ref()),
+            ..self
+        }
+    }
+
+    /// Returns the settings for a subset of the service that has these settings.
+    pub(super) fn of_subset(self, subset: &'a Subset, port: u16) -> Self {
+        let whole = self;
         let Some(policy) = &subset.traffic_policy else { return whole };
         let (own, replaces) = Self::of_port(policy, port);
         let proxy_protocol = own.proxy_protocol.or(whole.proxy_protocol);
@@ -100,12 +111,35 @@ mod tests {
         assert_eq!(limit(&Effective::of_rule(&rule, 80)), Some(1));
         let port = Effective::of_rule(&rule, 81);
         assert_eq!((limit(&port), port.tls), (Some(2), None));
-        let subset = Effective::of_subset(&rule, x, 80);
+        let subset = Effective::of_rule(&rule, 80).of_subset(x, 80);
         assert_eq!(limit(&subset), Some(3));
         assert!(subset.tls.is_some());
-        let replaced = Effective::of_subset(&rule, y, 80);
+        let replaced = Effective::of_rule(&rule, 80).of_subset(y, 80);
         assert_eq!(limit(&replaced), None);
         assert!(replaced.tls.is_some());
-        assert_eq!(limit(&Effective::of_subset(&rule, z, 81)), Some(2));
+        assert_eq!(limit(&Effective::of_rule(&rule, 81).of_subset(z, 81)), Some(2));
+    }
+
+    #[test]
+    fn settings_of_the_mesh_fill_those_that_are_missing() {
+        let mesh: DefaultTrafficPolicy = serde_json::from_str(
+            r#"{"connectionPool": {"tcp": {"maxConnections": 9}}, "outlierDetection": {"interval": "1s"}}"#,
+        )
+        .unwrap();
+        let rule = rule(
+            r#"{"host": "a", "trafficPolicy": {"connectionPool": {"http": {"maxRetries": 1}}},
+              "subsets": [
+                {"name": "x", "trafficPolicy": {"connectionPool": {"tcp": {"maxConnections": 3}}}},
+                {"name": "y", "trafficPolicy": {"portLevelSettings": [{"port": {"number": 80}}]}}]}"#,
+        );
+        let none = Effective::default().or(&mesh);
+        assert_eq!((limit(&none), none.outlier_detection.is_some()), (Some(9), true));
+        // A rule replaces the whole pool.
+        let whole = Effective::of_rule(&rule, 80).or(&mesh);
+        assert_eq!((limit(&whole), whole.outlier_detection.is_some()), (None, true));
+        let subset = whole.of_subset(&rule.subsets[0], 80);
+        assert_eq!((limit(&subset), subset.outlier_detection.is_some()), (Some(3), true));
+        let replaced = whole.of_subset(&rule.subsets[1], 80);
+        assert_eq!((limit(&replaced), replaced.outlier_detection.is_some()), (None, false));
     }
 }

@@ -252,7 +252,7 @@ pub(super) fn connection_pool(pool: &ConnectionPool, field: &str, findings: &mut
     }
 }
 
-fn outlier_detection(outliers: &OutlierDetection, field: &str, findings: &mut Findings) {
+pub(super) fn outlier_detection(outliers: &OutlierDetection, field: &str, findings: &mut Findings) {
     if outliers.consecutive_errors != 0 {
         let remedy = "use consecutive5xxErrors or consecutiveGatewayErrors";
         findings.add(

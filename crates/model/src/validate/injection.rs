@@ -3,7 +3,7 @@
 
 use skysail_yaml::join;
 
-use super::{Code, Findings};
+use super::{Code, Findings, proxy_config::bad_numbers};
 use crate::{
     api::{
         Kind, Labels, Meta,
@@ -227,6 +227,10 @@ fn settings(text: &str, field: &str, findings: &mut Findings) {
                 };
                 let message = format!("setting {name} is not supported: {effect}");
                 findings.add(Code::UnsupportedField, field, message, remedy);
+            }
+            for (name, least) in bad_numbers(&settings) {
+                let message = format!("connectionSettings.{name} is below {least} and has no effect");
+                findings.add(Code::NoEffect, field, message, format!("use {least} or more"));
             }
             let value = &settings.proxy_headers.server.value;
             if !proxy_config::is_header_value(value) {

@@ -63,7 +63,7 @@ use skysail_core::re2;
 
 pub(crate) use crate::analysis::Code;
 use crate::{
-    api::{Duration, MeshConfig, StringMatch, proxy_config as proxy_settings},
+    api::{Duration, MeshConfig, StringMatch, mesh_config::DefaultTrafficPolicy},
     diagnostic::Severity,
 };
 
@@ -137,28 +137,16 @@ pub(crate) fn mesh_config(mesh: &MeshConfig) -> Vec<Finding> {
         route_actions::retries(retries, "defaultHttpRetryPolicy", &mut findings);
     }
     locality::of_mesh(mesh, &mut findings);
+    let DefaultTrafficPolicy { connection_pool, outlier_detection } = &mesh.default_traffic_policy;
+    if let Some(pool) = connection_pool {
+        destination_rule::connection_pool(pool, "defaultTrafficPolicy.connectionPool", &mut findings);
+    }
+    if let Some(outliers) = outlier_detection {
+        let field = "defaultTrafficPolicy.outlierDetection";
+        destination_rule::outlier_detection(outliers, field, &mut findings);
+    }
     extension_provider::check(mesh, &mut findings);
-    let server = &mesh.default_config.proxy_headers.server.value;
-    if !proxy_settings::is_header_value(server) {
-        let message = format!("{server:?} is not a header value");
-        findings.add(
-            Code::InvalidHeader,
-            "defaultConfig.proxyHeaders.server.value",
-            message,
-            "use printable ASCII characters",
-        );
-    }
-    let tracing = &mesh.default_config.tracing;
-    if tracing.zipkin.as_ref().is_some_and(|zipkin| zipkin.providers().is_empty()) {
-        let message = "is not HOST:PORT, so no spans are reported";
-        findings.add(
-            Code::NoEffect,
-            "defaultConfig.tracing.zipkin.address",
-            message,
-            "write the host and the port of a service, such as zipkin.istio-system:9411",
-        );
-    }
-    percent(tracing.sampling, "defaultConfig.tracing.sampling", &mut findings);
+    proxy_config::default_config(&mesh.default_config, &mut findings);
     gateway::ciphers(&mesh.tls_defaults.cipher_suites, "tlsDefaults.cipherSuites", &mut findings);
     gateway::ciphers(&mesh.mesh_mtls.cipher_suites, "meshMTLS.cipherSuites", &mut findings);
     if !mesh.mesh_mtls.ecdh_curves.is_empty() {

@@ -1,7 +1,10 @@
-//! Validation of ProxyConfig.
+//! Validation of ProxyConfig, and of the settings of proxies in the mesh configuration.
 
-use super::{Code, Finding, Findings};
-use crate::api::ProxyConfig;
+use super::{Code, Finding, Findings, percent};
+use crate::api::{
+    ProxyConfig,
+    proxy_config::{ProxySettings, is_header_value},
+};
 
 /// Checks a ProxyConfig.
 pub(crate) fn proxy_config(spec: &ProxyConfig) -> Vec<Finding> {
@@ -12,4 +15,38 @@ pub(crate) fn proxy_config(spec: &ProxyConfig) -> Vec<Finding> {
         findings.add(Code::EmptySelector, "spec.selector", message, remedy);
     }
     findings.done()
+}
+
+/// Checks `defaultConfig` of the mesh configuration.
+pub(super) fn default_config(settings: &ProxySettings, findings: &mut Findings) {
+    let server = &settings.proxy_headers.server.value;
+    if !is_header_value(server) {
+        let message = format!("{server:?} is not a header value");
+        findings.add(
+            Code::InvalidHeader,
+            "defaultConfig.proxyHeaders.server.value",
+            message,
+            "use printable ASCII characters",
+        );
+    }
+    for (name, least) in bad_numbers(settings) {
+        let field = format!("defaultConfig.connectionSettings.{name}");
+        findings.add(Code::OutOfRange, field, format!("is below {least}"), format!("use {least} or more"));
+    }
+    let tracing = &settings.tracing;
+    if tracing.zipkin.as_ref().is_some_and(|zipkin| zipkin.provider().is_none()) {
+        let message = "is not HOST:PORT, so no spans are reported";
+        findings.add(
+            Code::NoEffect,
+            "defaultConfig.tracing.zipkin.address",
+            message,
+            "write the host and the port of a service, such as zipkin.istio-system:9411",
+        );
+    }
+    percent(tracing.sampling, "defaultConfig.tracing.sampling", findings);
+}
+
+/// Returns the fields of `connectionSettings` whose numbers a proxy would refuse, and the least value of each.
+pub(super) fn bad_numbers(settings: &ProxySettings) -> Vec<(&'static str, i32)> {
+    settings.connection_settings.clone().map(|mut settings| settings.remove_bad()).unwrap_or_default()
 }

@@ -110,6 +110,6 @@ impl World {
 /// Returns the settings of an annotation; none if it cannot be read, about which validation warns.
 fn annotated(text: &str) -> HttpSettings {
     let mut settings = ProxySettings::read(text).map(|(settings, _)| settings.http()).unwrap_or_default();
-    settings.remove_bad_texts();
+    settings.remove_bad_values();
     settings
 }

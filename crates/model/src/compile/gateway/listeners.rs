@@ -14,7 +14,7 @@ use super::{
 use crate::{
     ProxyView,
     compile::{
-        Scope,
+        Scope, connections,
         extension::Extensions,
         filters::{self, FilterSettings},
         listeners::{any_address, inspector, virtual_listener},
@@ -86,6 +86,9 @@ fn listener(setting: FilterSettings<'_>, bind: &str, port: u16, chains: Vec<Chai
             .chain(inspects.then(inspector))
             .collect(),
         traffic_direction: core::TrafficDirection::Outbound as i32,
+        per_connection_buffer_limit_bytes: connections::buffer_limit(
+            setting.proxy.connection_settings.as_ref(),
+        ),
         ..virtual_listener(
             setting,
             &format!("{bind}_{port}"),

@@ -132,11 +132,17 @@ fn settings_of_an_annotation_without_effect_are_named() {
         findings.iter().map(|found| found.message.clone()).collect::<Vec<_>>().join("; ")
     };
     assert_eq!(pod("proxyHeaders: {requestId: {disabled: true}}"), "");
-    assert!(
-        pod("drainDuration: 1s").contains("setting drainDuration is not supported"),
-        "{}",
-        pod("drainDuration: 1s")
-    );
+    for (text, name) in [
+        ("statusPort: 1", "statusPort"),
+        (
+            "connectionSettings: {httpMergeSlashes: true, listenerConnectionLimit: 1}",
+            "connectionSettings.listenerConnectionLimit",
+        ),
+    ] {
+        assert!(pod(text).contains(&format!("setting {name} is not supported")), "{}", pod(text));
+    }
+    let low = pod("connectionSettings: {httpMaxConcurrentStreams: 0}");
+    assert_eq!(low, "connectionSettings.httpMaxConcurrentStreams is below 1 and has no effect");
     assert!(pod("proxyHeaders: 3").contains("cannot be read"));
 }
 
