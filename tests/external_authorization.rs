@@ -60,12 +60,12 @@ fn answer(mesh: &Mesh, path: &str, status: u16, pod: &str) {
     }
 }
 
-#[test]
-fn an_authorizer_decides_about_matching_requests() {
+/// The workloads `envoys` have a real Envoy.
+fn asks_the_authorizer(envoys: &[&str]) {
     let services = ["web", "authorizer"].map(service);
     let pods = ["web", "authorizer", "front"].map(pod);
     let text = [&services[..], &pods, &[AUTHORIZATION.to_owned()]].concat().join("---\n");
-    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text).ready();
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text).with_envoys(envoys).ready();
     mesh.wait_status("front", "http://web/private", &[], 200);
     answer(&mesh, "/private", 200, "web");
     answer(&mesh, "/private?status=401", 401, "authorizer");
@@ -85,6 +85,16 @@ fn an_authorizer_decides_about_matching_requests() {
     mesh.edit("mesh.yaml", "- name: ask", "- name: other");
     mesh.wait_status("front", "http://web/private", &[], 403);
     answer(&mesh, "/public", 200, "web");
+}
+
+#[test]
+fn an_authorizer_decides_about_matching_requests() {
+    asks_the_authorizer(&[]);
+}
+
+#[test]
+fn an_envoy_asks_the_authorizer() {
+    asks_the_authorizer(&["default/web"]);
 }
 
 /// Provider with an authorizer that speaks gRPC, instead of the one of [`AUTHORIZATION`].

@@ -99,9 +99,9 @@ fn assert_only(mesh: &Mesh, from: &str, url: &str, more: &[&str], pod: &str) {
     }
 }
 
-#[test]
-fn routes_of_gateway_api_apply_to_sidecars() {
-    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).ready();
+/// The workloads `envoys` have a real Envoy.
+fn applies_routes(envoys: &[&str]) {
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).with_envoys(envoys).ready();
     assert_only(&mesh, "front", STOCK, &[], "stock-v1");
     assert_only(&mesh, "front", STOCK, &["-H", "x-want: v2"], "stock-v2");
     assert_only(&mesh, "far", STOCK, &[], "stock-v1");
@@ -141,4 +141,14 @@ fn routes_of_gateway_api_apply_to_sidecars() {
     // Without the grant the backend is refused.
     mesh.edit("mesh.yaml", "name: stock-v2}]\n", "name: other}]\n");
     mesh.wait_status("far", STOCK, &[], 500);
+}
+
+#[test]
+fn routes_of_gateway_api_apply_to_sidecars() {
+    applies_routes(&[]);
+}
+
+#[test]
+fn routes_of_gateway_api_apply_to_envoys() {
+    applies_routes(&["shop/front", "web/far"]);
 }

@@ -88,9 +88,9 @@ fn wait_answers(mesh: &Mesh, url: &str, expected: &[&str]) {
     });
 }
 
-#[test]
-fn near_endpoints_are_preferred_and_listed_statuses_eject() {
-    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).ready();
+/// The workloads `envoys` have a real Envoy.
+fn prefers_near_endpoints(envoys: &[&str]) {
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).with_envoys(envoys).ready();
     mesh.edit("mesh.yaml", "192.0.2.1", &address(&mesh, "here"));
     mesh.edit("mesh.yaml", "192.0.2.2", &address(&mesh, "there"));
     mesh.edit("mesh.yaml", "192.0.2.3", &address(&mesh, "there"));
@@ -116,4 +116,14 @@ fn near_endpoints_are_preferred_and_listed_statuses_eject() {
     let broken = format!("{URL}status/500");
     (0..10).for_each(|_| mesh.wait_status("front", &broken, &[], 500));
     mesh.wait_status("front", URL, &[], 200);
+}
+
+#[test]
+fn near_endpoints_are_preferred_and_listed_statuses_eject() {
+    prefers_near_endpoints(&[]);
+}
+
+#[test]
+fn near_endpoints_are_preferred_by_an_envoy() {
+    prefers_near_endpoints(&["default/front"]);
 }

@@ -3,8 +3,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
-use std::path::{Path, PathBuf};
-
 use skysail_testkit::{Mesh, Setup};
 
 /// The addresses of the gateway and of a pod of `api` are not known before these run.
@@ -94,8 +92,8 @@ fn address(mesh: &Mesh, workload: &str) -> String {
     pod["address"].as_str().unwrap().to_owned()
 }
 
-fn is_reached_through_the_gateway(arguments: &[&str]) {
-    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).with(arguments).ready();
+fn is_reached_through_the_gateway(envoys: &[&str]) {
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).with_envoys(envoys).ready();
     let url = "http://api.shop/";
     // Nobody listens at the address of the gateway, although the client could reach the pods directly.
     mesh.edit("mesh.yaml", "192.0.2.1", &address(&mesh, "crossing"));
@@ -130,8 +128,5 @@ fn another_network_is_reached_through_its_gateway() {
 
 #[test]
 fn an_envoy_is_a_gateway_between_networks() {
-    let cached = || Path::new(&std::env::var_os("HOME").unwrap()).join(".cache/skysail/envoy-1.40.0/envoy");
-    let envoy = std::env::var_os("SKYSAIL_ENVOY").map_or_else(cached, PathBuf::from);
-    assert!(envoy.is_file(), "there is no Envoy at {}: run ./test.sh, which fetches it", envoy.display());
-    is_reached_through_the_gateway(&["--envoy", &format!("shop/crossing={}", envoy.display())]);
+    is_reached_through_the_gateway(&["shop/crossing"]);
 }

@@ -52,9 +52,9 @@ fn info(mesh: &Mesh, pod: &str) -> Value {
     answer.json()
 }
 
-#[test]
-fn sidecars_start_with_the_most_specific_settings() {
-    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).ready();
+/// The workloads `envoys` have a real Envoy.
+fn starts_with_settings(envoys: &[&str]) {
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).with_envoys(envoys).ready();
     for (pod, workers, level) in [("web", 3, "workload"), ("db", 4, "mesh"), ("front", 2, "mesh")] {
         let info = info(&mesh, pod);
         assert_eq!(info["command_line_options"]["concurrency"], workers, "{pod}: {info:#}");
@@ -62,6 +62,16 @@ fn sidecars_start_with_the_most_specific_settings() {
         assert_eq!((&metadata["FROM_MESH"], &metadata["LEVEL"]), (&"1".into(), &level.into()), "{pod}");
     }
     assert!(!mesh.output().contains("ProxyConfig"), "no warning: {}", mesh.output());
+}
+
+#[test]
+fn sidecars_start_with_the_most_specific_settings() {
+    starts_with_settings(&[]);
+}
+
+#[test]
+fn envoys_start_with_the_most_specific_settings() {
+    starts_with_settings(&["shop/web", "shop/db", "shop/front"]);
 }
 
 const STARTS: &str = r#"
@@ -109,9 +119,9 @@ fn drain_seconds(mesh: &Mesh, pod: &str) -> Option<String> {
     arguments.nth(1).map(str::to_owned)
 }
 
-#[test]
-fn settings_of_starts_are_applied() {
-    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), STARTS).ready();
+/// The workloads `envoys` have a real Envoy.
+fn applies_settings(envoys: &[&str]) {
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), STARTS).with_envoys(envoys).ready();
     for (pod, mode, drain) in [("web", "REDIRECT", "7"), ("free", "NONE", "7"), ("back", "REDIRECT", "9")] {
         let info = info(&mesh, pod);
         assert_eq!(info["node"]["metadata"]["INTERCEPTION_MODE"], mode, "{pod}: {info:#}");
@@ -121,6 +131,16 @@ fn settings_of_starts_are_applied() {
         let caller = &answer.json()["headers"]["x-forwarded-client-cert"];
         assert_eq!(caller.is_string(), mode == "REDIRECT", "{pod}: {answer:?}");
     }
+}
+
+#[test]
+fn settings_of_starts_are_applied() {
+    applies_settings(&[]);
+}
+
+#[test]
+fn settings_of_starts_are_applied_to_envoys() {
+    applies_settings(&["shop/web", "shop/free", "shop/back"]);
 }
 
 const IDLE: &str = r#"

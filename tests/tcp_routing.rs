@@ -116,9 +116,9 @@ fn assert_only(mesh: &Mesh, from: &str, url: &str, pod: &str) {
     }
 }
 
-#[test]
-fn connections_are_routed_by_rules() {
-    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).ready();
+/// The workloads `envoys` have a real Envoy.
+fn routes_connections(envoys: &[&str]) {
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).with_envoys(envoys).ready();
     let store = "http://store:9000/";
     assert_only(&mesh, "front", store, "store-v1");
     assert_only(&mesh, "batch", store, "store-v2");
@@ -146,8 +146,18 @@ fn connections_are_routed_by_rules() {
 }
 
 #[test]
-fn delegates_and_aliases_are_followed() {
-    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).ready();
+fn connections_are_routed_by_rules() {
+    routes_connections(&[]);
+}
+
+#[test]
+fn connections_are_routed_by_an_envoy() {
+    routes_connections(&["default/front", "default/batch"]);
+}
+
+/// The workloads `envoys` have a real Envoy.
+fn follows_delegates(envoys: &[&str]) {
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).with_envoys(envoys).ready();
     for host in ["api", "alias"] {
         assert_only(&mesh, "front", &format!("http://{host}/"), "store-v1");
         assert_only(&mesh, "front", &format!("http://{host}/part/two"), "store-v2");
@@ -158,4 +168,14 @@ fn delegates_and_aliases_are_followed() {
     // A change of the delegate alone takes effect.
     mesh.edit("mesh.yaml", "directResponse: {status: 299}", "directResponse: {status: 298}");
     mesh.wait_status("front", "http://api/part/three", &[], 298);
+}
+
+#[test]
+fn delegates_and_aliases_are_followed() {
+    follows_delegates(&[]);
+}
+
+#[test]
+fn delegates_and_aliases_are_followed_by_an_envoy() {
+    follows_delegates(&["default/front"]);
 }

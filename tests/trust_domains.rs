@@ -43,14 +43,24 @@ spec:
     to: [{operation: {paths: [/stranger]}}]
 ";
 
-#[test]
-fn policies_apply_to_the_aliases_of_a_trust_domain() {
+/// The workloads `envoys` have a real Envoy.
+fn accepts_aliases(envoys: &[&str]) {
     let text = format!("{}---{MOVED}", include_str!("shop.yaml"));
-    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text).ready();
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text).with_envoys(envoys).ready();
     mesh.wait_status("front", "http://stock/before", &[], 200);
     let answer = mesh.call("front", "http://stock/before", &[]);
     assert!(answer.body.contains("spiffe://new.example/ns/shop/sa/default"), "{answer:?}");
     assert_eq!(mesh.call("front", "http://stock/stranger", &[]).status, Some(403));
+}
+
+#[test]
+fn policies_apply_to_the_aliases_of_a_trust_domain() {
+    accepts_aliases(&[]);
+}
+
+#[test]
+fn policies_apply_to_aliases_at_an_envoy() {
+    accepts_aliases(&["shop/front", "shop/stock-v1", "shop/stock-v2"]);
 }
 
 /// `west`, which accepts identities of `east` by the roots of `east`. An attacker has the key of such a root, and a pod

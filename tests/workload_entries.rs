@@ -85,9 +85,9 @@ fn wait_answers(mesh: &Mesh, expected: &[&str]) {
     });
 }
 
-#[test]
-fn a_service_entry_selects_a_machine_and_a_pod() {
-    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).ready();
+/// The workloads `envoys` have a real Envoy.
+fn selects_machines(envoys: &[&str]) {
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).with_envoys(envoys).ready();
     assert!(!mesh.output().contains("WorkloadEntry"), "no warning: {}", mesh.output());
     mesh.edit("mesh.yaml", "192.0.2.1", &address(&mesh, "machine"));
     wait_answers(&mesh, &["api", "machine"]);
@@ -117,4 +117,14 @@ fn a_service_entry_selects_a_machine_and_a_pod() {
         let machine = calls.filter(|answer| answer.json()["pod"]["name"] == "machine").count();
         if machine >= 15 { Ok(()) } else { Err(format!("{machine} of 20")) }
     });
+}
+
+#[test]
+fn a_service_entry_selects_a_machine_and_a_pod() {
+    selects_machines(&[]);
+}
+
+#[test]
+fn a_service_entry_selects_endpoints_for_an_envoy() {
+    selects_machines(&["default/front"]);
 }

@@ -26,7 +26,9 @@ mod mesh_config_dns;
 mod mesh_config_edges;
 mod mesh_config_localities;
 mod mesh_config_servers;
+mod mesh_config_start;
 mod mesh_config_telemetry;
+mod mesh_config_tracers;
 mod mesh_config_tracing;
 mod patches;
 mod policies;
@@ -48,7 +50,7 @@ mod workloads_health;
 mod workloads_machines;
 mod workloads_services;
 
-use skysail_testkit::{Mesh, Setup, envoy, eventually};
+use skysail_testkit::{Mesh, Setup, eventually};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_skysail");
 /// Clients of one identity, the second with a real Envoy.
@@ -79,9 +81,7 @@ const fn with<'a>(arguments: &'a [&'a str], url: &'a str, status: u16, has: &'a 
 fn mesh_with(objects: &str, envoys: &[&str]) -> Setup {
     let setup = Setup::of_text(BINARY, include_str!("mesh.yaml"));
     setup.put("rules.yaml", objects);
-    let envoys = envoys.iter().map(|workload| format!("{workload}={}", envoy().display()));
-    let arguments: Vec<String> = envoys.flat_map(|envoy| ["--envoy".to_owned(), envoy]).collect();
-    setup.with(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    setup.with_envoys(envoys)
 }
 
 /// Sends each request from each client once, and fails with all responses that are not as expected.

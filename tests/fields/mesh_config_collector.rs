@@ -124,6 +124,8 @@ async fn the_collector() {
         .add_service(Any::<2>)
         .add_service(Any::<3>)
         .add_service(Any::<4>)
+        .add_service(Any::<5>)
+        .add_service(Any::<6>)
         .serve_with_incoming(incoming)
         .await
         .unwrap();
@@ -189,6 +191,8 @@ named! {
     2 "opentelemetry.proto.collector.trace.v1.TraceService"
     3 "own"
     4 "api"
+    5 "v0.4"
+    6 "skywalking.v3.TraceSegmentReportService"
 }
 
 impl<const NAME: usize> Service<http::Request<Body>> for Any<NAME> {

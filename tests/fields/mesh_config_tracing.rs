@@ -1,6 +1,6 @@
 //! Traces that `defaultConfig.tracing` of the mesh configuration configures, of `skysail-proxy` and of a real Envoy.
 
-use skysail_testkit::Mesh;
+use skysail_testkit::{Mesh, eventually};
 
 use crate::{check, get, mesh_config_collector::Collector, mesh_with, wait, with};
 
@@ -38,6 +38,17 @@ fn spans_arrive(mesh: &Mesh, collector: &Collector, host: &str) {
             "\\\"own-header",
         ];
         let line = collector.wait_after("spans", &texts, request);
-        assert!(!line.contains("END"), "{line}");
+        assert!(!line.contains("END") && line.contains("istio.mesh_id"), "{line}");
+    }
+    mesh.edit("rules.yaml", "enableIstioTags: true", "enableIstioTags: false");
+    for (client, server) in PAIRS {
+        let mut round = 0;
+        eventually(&format!("{client} reports no tags of Istio"), || {
+            round += 1;
+            let path = format!("/{client}/{round}");
+            check(&mesh, &[client], &[get(&format!("http://{server}{path}"), 200, &[])]);
+            let line = collector.wait("spans", &["/api/v2/spans", &format!("{path}\\\""), "own-literal"]);
+            if line.contains("istio.mesh_id") { Err(line) } else { Ok(()) }
+        });
     }
 }

@@ -87,7 +87,7 @@ fn entry(host: &str, address: &str, port: u16) -> String {
 
 #[test]
 fn certificates_are_in_files() {
-    const HOSTS: [(&str, u16, u16); 11] = [
+    const HOSTS: [(&str, u16, u16); 14] = [
         ("trusted", 8443, 298),
         ("distrusted", 8443, 503),
         ("unverified", 8443, 298),
@@ -99,6 +99,9 @@ fn certificates_are_in_files() {
         ("member", 8444, 298),
         ("stranger", 8444, 503),
         ("anonymous", 8444, 503),
+        ("named", 8443, 298),
+        ("misnamed", 8443, 503),
+        ("secret", 8443, 298),
     ];
     let folder = tempfile::tempdir().unwrap();
     let secret = write_files(folder.path());

@@ -195,10 +195,14 @@ impl Pod {
             "" => DOMAIN,
             id => id,
         };
+        let setting = self.settings.tracing_service_name.unwrap_or_default();
+        let cluster = setting.of(&self.labels, canonical_name(&self.labels, workload), namespace);
         let (version, plural) = (api_version(&self.kind), format!("{}s", self.kind.to_lowercase()));
+        let mut config = proxy_metadata::own_config(&self.settings.own);
+        config.insert("concurrency".into(), concurrency.get().into());
         let mut node = json!({
             "id": format!("{role}~{address}~{name}.{namespace}~{namespace}.svc.{DOMAIN}"),
-            "cluster": format!("{}.{namespace}", self.labels.get("app").unwrap_or(workload)),
+            "cluster": cluster,
             "metadata": {
                 "ANNOTATIONS": self.annotations,
                 "APP_CONTAINERS": containers.join(","),
@@ -213,7 +217,7 @@ impl Pod {
                 "NODE_NAME": "skysail",
                 "OWNER": format!("kubernetes://apis/{version}/namespaces/{namespace}/{plural}/{workload}"),
                 "POD_PORTS": Value::Array(ports).to_string(),
-                "PROXY_CONFIG": { "concurrency": concurrency },
+                "PROXY_CONFIG": config,
                 "SERVICE_ACCOUNT": self.account,
                 "WORKLOAD_NAME": workload,
             },

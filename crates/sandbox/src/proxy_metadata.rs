@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use skysail_model::api::{
     Duration,
+    own_settings::OwnSettings,
     proxy_config::{Interception, StartSettings},
 };
 
@@ -109,6 +110,18 @@ fn configured(annotations: &Labels) -> (StartSettings, Vec<String>) {
             add(format!("terminationDrainDuration {value} is not a duration and has no effect"));
         }
     }
+    if let Some(value) = root.get("tracingServiceName") {
+        match serde_json::from_value(value.clone()) {
+            Ok(name) => settings.tracing_service_name = name,
+            Err(error) => add(format!("tracingServiceName {error} and has no effect")),
+        }
+    }
+    match serde_json::from_value(root.clone()) {
+        Ok(own) => settings.own = own,
+        Err(error) => {
+            add(format!("{error}: drainDuration, proxyStatsMatcher and runtimeValues have no effect"));
+        }
+    }
     for (name, value) in root.get("proxyMetadata").and_then(Value::as_object).into_iter().flatten() {
         let text = match value {
             Value::String(text) => text.clone(),
@@ -117,6 +130,27 @@ fn configured(annotations: &Labels) -> (StartSettings, Vec<String>) {
         settings.variables.insert(name.clone(), text);
     }
     (settings, problems)
+}
+
+/// Returns the settings of a proxy's own configuration as Istio's agent writes them into the metadata of the node.
+pub(crate) fn own_config(settings: &OwnSettings) -> Map<String, Value> {
+    let OwnSettings { drain_duration, proxy_stats_matcher, runtime_values } = settings;
+    let mut config = Map::new();
+    if let Some(length) = drain_duration {
+        config.insert("drainDuration".into(), format!("{}s", length.0.as_secs_f64()).into());
+    }
+    if let Some(matcher) = proxy_stats_matcher {
+        let matcher = json!({
+            "inclusionPrefixes": matcher.inclusion_prefixes,
+            "inclusionSuffixes": matcher.inclusion_suffixes,
+            "inclusionRegexps": matcher.inclusion_regexps,
+        });
+        config.insert("proxyStatsMatcher".into(), matcher);
+    }
+    if !runtime_values.is_empty() {
+        config.insert("runtimeValues".into(), json!(runtime_values));
+    }
+    config
 }
 
 /// Returns the metadata that the environment variables of a sidecar add to its node. Also returns the errors as texts.

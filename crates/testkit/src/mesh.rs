@@ -17,7 +17,7 @@ use nix::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{load::Load, program::install, wait::eventually};
+use crate::{cache::envoy, load::Load, program::install, wait::eventually};
 
 /// Configuration of a mesh to start.
 #[derive(Clone, Debug)]
@@ -115,6 +115,15 @@ impl Setup {
     #[must_use]
     pub fn with(mut self, arguments: &[&str]) -> Self {
         self.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
+        self
+    }
+
+    /// Runs a real Envoy in place of the sidecars of these workloads, `NAMESPACE/NAME`.
+    #[must_use]
+    pub fn with_envoys(mut self, workloads: &[&str]) -> Self {
+        for workload in workloads {
+            self.arguments.extend(["--envoy".to_owned(), format!("{workload}={}", envoy().display())]);
+        }
         self
     }
 

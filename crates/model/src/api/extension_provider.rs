@@ -34,14 +34,14 @@ pub struct ExtensionProvider {
     pub envoy_otel_als: Option<OtelAccessLogService>,
     /// Prometheus, which reads the proxies' own metrics.
     pub prometheus: Option<IgnoredValue>,
+    /// Agent of Datadog.
+    pub datadog: Option<Datadog>,
+    /// Collector of SkyWalking.
+    pub skywalking: Option<SkyWalking>,
     /// LightStep; not supported.
     pub lightstep: Option<IgnoredValue>,
-    /// Datadog; not supported.
-    pub datadog: Option<IgnoredValue>,
     /// Stackdriver; not supported.
     pub stackdriver: Option<IgnoredValue>,
-    /// SkyWalking; not supported.
-    pub skywalking: Option<IgnoredValue>,
     /// Secret discovery service; not supported.
     pub sds: Option<IgnoredValue>,
 }
@@ -49,13 +49,7 @@ pub struct ExtensionProvider {
 impl ExtensionProvider {
     /// Returns the field of the provider's kind, if the kind is not supported.
     pub fn unsupported_kind(&self) -> Option<&'static str> {
-        let kinds = [
-            (&self.lightstep, "lightstep"),
-            (&self.datadog, "datadog"),
-            (&self.stackdriver, "stackdriver"),
-            (&self.skywalking, "skywalking"),
-            (&self.sds, "sds"),
-        ];
+        let kinds = [(&self.lightstep, "lightstep"), (&self.stackdriver, "stackdriver"), (&self.sds, "sds")];
         kinds.into_iter().find(|(kind, _)| kind.is_some()).map(|(_, name)| name)
     }
 
@@ -67,6 +61,8 @@ impl ExtensionProvider {
             self.envoy_rate_limit.as_ref().map(|of| &of.service),
             self.zipkin.as_ref().map(|of| &of.service),
             self.opentelemetry.as_ref().map(|of| &of.service),
+            self.datadog.as_ref().map(|of| &of.service),
+            self.skywalking.as_ref().map(|of| &of.service),
             self.envoy_http_als.as_ref().map(|of| &of.service),
             self.envoy_tcp_als.as_ref().map(|of| &of.service),
             self.envoy_otel_als.as_ref().map(|of| &of.service),
@@ -82,6 +78,8 @@ impl ExtensionProvider {
             self.envoy_rate_limit.is_some(),
             self.zipkin.is_some(),
             self.opentelemetry.is_some(),
+            self.datadog.is_some(),
+            self.skywalking.is_some(),
             self.envoy_file_access_log.is_some(),
             self.envoy_http_als.is_some(),
             self.envoy_tcp_als.is_some(),
@@ -91,6 +89,28 @@ impl ExtensionProvider {
         ];
         set.into_iter().filter(|set| *set).count()
     }
+}
+
+/// Agent of Datadog. Only an Envoy has its tracer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Datadog {
+    /// Host, or `NAMESPACE/HOST`.
+    pub service: String,
+    /// Port of the service.
+    pub port: u32,
+    /// Maximum length of the path tag in bytes; 0: the default of the proxy.
+    pub max_tag_length: u32,
+}
+
+/// Collector of SkyWalking. Only an Envoy has its tracer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct SkyWalking {
+    /// Host, or `NAMESPACE/HOST`.
+    pub service: String,
+    /// Port of the service.
+    pub port: u32,
 }
 
 /// Body sent to an external authorizer.

@@ -16,6 +16,7 @@ pub(crate) mod manifest;
 pub mod mesh_config;
 pub mod mesh_networks;
 pub mod namespace_selector;
+pub mod own_settings;
 pub mod proxy_config;
 pub mod rate_limit;
 pub mod secret;

@@ -11,6 +11,7 @@ use super::{
     destination_rule::WorkloadSelector,
     extension_provider::Zipkin,
     mesh_config::{self, IgnoredValue},
+    own_settings::{OwnSettings, StatsMatcher},
     selects,
     telemetry::CustomTag,
 };
@@ -57,6 +58,10 @@ pub struct StartSettings {
     pub interception: Option<Interception>,
     /// Time limit of the proxy's drain when its pod ends.
     pub drain: Option<Duration>,
+    /// Name of the proxy in traces.
+    pub tracing_service_name: Option<TracingServiceName>,
+    /// Settings of the proxy's own configuration.
+    pub own: OwnSettings,
 }
 
 /// How connections reach a proxy. Source: `istio.mesh.v1alpha1.ProxyConfig.InboundInterceptionMode`.
@@ -88,6 +93,8 @@ impl StartSettings {
         self.variables.extend(over.variables);
         self.interception = over.interception.or(self.interception);
         self.drain = over.drain.or(self.drain);
+        self.tracing_service_name = over.tracing_service_name.or(self.tracing_service_name);
+        self.own.overlay(over.own);
     }
 }
 
@@ -143,15 +150,18 @@ impl StartSources {
 pub const ANNOTATION: &str = "proxy.istio.io/config";
 
 /// Settings of the annotation that the control plane applies.
-const EFFECTIVE: [&str; 3] = ["connectionSettings", "gatewayTopology", "proxyHeaders"];
+const EFFECTIVE: [&str; 4] = ["connectionSettings", "gatewayTopology", "proxyHeaders", "tracingServiceName"];
 
 /// Settings of the annotation that the program which starts the proxy reads and checks.
-const STARTING: [&str; 5] = [
+const STARTING: [&str; 8] = [
     "concurrency",
     "proxyMetadata",
     "interceptionMode",
     "terminationDrainDuration",
     "holdApplicationUntilProxyStarts",
+    "drainDuration",
+    "proxyStatsMatcher",
+    "runtimeValues",
 ];
 
 /// Maximum length in bytes of a text among the settings of a proxy.
@@ -182,6 +192,14 @@ pub struct ProxySettings {
     pub gateway_topology: GatewayTopology,
     /// Connections that the proxy accepts.
     pub connection_settings: Option<ConnectionSettings>,
+    /// Name of the proxy in traces.
+    pub tracing_service_name: Option<TracingServiceName>,
+    /// Time limit of connections that a changed configuration no longer admits.
+    pub drain_duration: Option<Duration>,
+    /// Statistics of an Envoy besides those that it always has.
+    pub proxy_stats_matcher: Option<StatsMatcher>,
+    /// Runtime keys and their values.
+    pub runtime_values: BTreeMap<String, String>,
     /// Traces without a Telemetry. Those of the mesh configuration alone have an effect.
     pub tracing: ProxyTracing,
 }
@@ -199,6 +217,35 @@ pub struct ProxyTracing {
     pub custom_tags: BTreeMap<String, CustomTag>,
     /// Maximum length of the path tag in bytes; 0: the default of the proxy.
     pub max_path_tag_length: u32,
+    /// Whether spans have Istio's tags without a Telemetry; on by default.
+    pub enable_istio_tags: Option<bool>,
+}
+
+/// Name of a proxy in traces, which is also the cluster of its node. Source:
+/// `istio.mesh.v1alpha1.ProxyConfig.TracingServiceName`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum TracingServiceName {
+    /// The label `app`, or the workload, with the namespace.
+    #[default]
+    AppLabelAndNamespace,
+    /// The canonical service.
+    CanonicalNameOnly,
+    /// The canonical service with the namespace.
+    CanonicalNameAndNamespace,
+}
+
+impl TracingServiceName {
+    /// Returns the name. `canonical` is the canonical service, which is the workload if no label names one.
+    pub fn of(self, labels: &Labels, canonical: &str, namespace: &str) -> String {
+        match self {
+            Self::AppLabelAndNamespace => {
+                format!("{}.{namespace}", labels.get("app").map_or(canonical, String::as_str))
+            }
+            Self::CanonicalNameOnly => canonical.to_owned(),
+            Self::CanonicalNameAndNamespace => format!("{canonical}.{namespace}"),
+        }
+    }
 }
 
 /// Address of a collector of Zipkin.
@@ -238,6 +285,8 @@ pub struct HttpSettings {
     pub gateway_topology: GatewayTopology,
     /// Connections that the proxy accepts; `None`: those of the mesh configuration.
     pub connection_settings: Option<ConnectionSettings>,
+    /// Name of the proxy in traces; `None`: that of the mesh configuration.
+    pub tracing_service_name: Option<TracingServiceName>,
 }
 
 /// Proxies in front of a gateway.
@@ -398,6 +447,12 @@ impl ProxySettings {
             mesh_id: self.mesh_id.clone(),
             interception: self.interception_mode,
             drain: self.termination_drain_duration,
+            tracing_service_name: self.tracing_service_name,
+            own: OwnSettings {
+                drain_duration: self.drain_duration,
+                proxy_stats_matcher: self.proxy_stats_matcher.clone(),
+                runtime_values: self.runtime_values.clone(),
+            },
         }
     }
 
@@ -407,6 +462,7 @@ impl ProxySettings {
             proxy_headers: self.proxy_headers.clone(),
             gateway_topology: self.gateway_topology.clone(),
             connection_settings: self.connection_settings.clone(),
+            tracing_service_name: self.tracing_service_name,
         }
     }
 }
@@ -423,6 +479,7 @@ impl HttpSettings {
                 .as_ref()
                 .or(self.connection_settings.as_ref())
                 .cloned(),
+            tracing_service_name: over.tracing_service_name.or(self.tracing_service_name),
         }
     }
 

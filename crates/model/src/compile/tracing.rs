@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use skysail_xds::envoy::pb::envoy::{
-    config::trace::v3::{OpenTelemetryConfig, ZipkinConfig, tracing, zipkin_config},
+    config::trace::v3::{
+        DatadogConfig, OpenTelemetryConfig, SkyWalkingConfig, ZipkinConfig, tracing, zipkin_config,
+    },
     extensions::filters::network::http_connection_manager::v3::http_connection_manager::Tracing,
     r#type::{
         metadata::v3::{MetadataKey, MetadataKind, metadata_key, metadata_kind},
@@ -18,7 +20,9 @@ use super::{
 use crate::{
     ProxyView, Role, World,
     api::{
-        extension_provider::{OpenTelemetry, ProviderHeader, TraceContextOption, Zipkin},
+        extension_provider::{
+            Datadog, OpenTelemetry, ProviderHeader, SkyWalking, TraceContextOption, Zipkin,
+        },
         kube, telemetry,
     },
 };
@@ -66,10 +70,16 @@ pub(super) fn can_report(world: &World, spans: &Spans<'_>) -> bool {
 }
 
 fn is_tracer(world: &World, name: &str) -> bool {
-    world.provider(name).is_some_and(|provider| match (&provider.opentelemetry, &provider.zipkin) {
-        (Some(config), _) => world.provider_cluster(&config.service, config.port).is_ok(),
-        (_, Some(config)) => world.provider_cluster(&config.service, config.port).is_ok(),
-        _ => false,
+    world.provider(name).is_some_and(|provider| {
+        let of = &*provider;
+        let services = [
+            of.opentelemetry.as_ref().map(|config| (&config.service, config.port)),
+            of.zipkin.as_ref().map(|config| (&config.service, config.port)),
+            of.datadog.as_ref().map(|config| (&config.service, config.port)),
+            of.skywalking.as_ref().map(|config| (&config.service, config.port)),
+        ];
+        let mut services = services.into_iter().flatten();
+        services.next().is_some_and(|(service, port)| world.provider_cluster(service, port).is_ok())
     })
 }
 
@@ -79,24 +89,28 @@ pub(super) fn compile(world: &World, view: &ProxyView, spans: Option<&Spans<'_>>
     let own = &world.mesh().default_config.tracing;
     let sampling = if own.sampling > 0.0 && own.sampling <= 100.0 { own.sampling } else { SAMPLING };
     let Some(spans) = spans else {
-        let tags = istio_tags(world, view).into_iter().chain(custom_tags(&own.custom_tags));
+        let has_istio_tags = own.enable_istio_tags != Some(false);
+        let mut tags = if has_istio_tags { istio_tags(world, view) } else { Vec::new() };
+        tags.extend(custom_tags(&own.custom_tags));
         let zipkin = world.zipkin_collector().and_then(|of| zipkin(world, &of.ok()?));
         let traces = || Tracing {
             max_path_tag_length: (own.max_path_tag_length != 0)
                 .then(|| uint32(own.max_path_tag_length))
                 .flatten(),
             provider: zipkin.map(|config| provider_of(ZIPKIN, config)),
-            ..sampled(sampling, sorted(tags.collect()))
+            ..sampled(sampling, sorted(tags))
         };
         return world.mesh().enable_tracing.then(traces);
     };
     let provider = world.provider(spans.provider.filter(|_| !spans.is_disabled)?)?;
-    let (name, config, max_tag_length, spawns) = match (&provider.opentelemetry, &provider.zipkin) {
-        (Some(config), _) => {
-            ("envoy.tracers.opentelemetry", opentelemetry(world, view, config)?, config.max_tag_length, false)
-        }
-        (_, Some(config)) => (ZIPKIN, zipkin(world, config)?, config.max_tag_length, false),
-        _ => return None,
+    let (name, config, max_tag_length, spawns) = if let Some(of) = &provider.opentelemetry {
+        ("envoy.tracers.opentelemetry", opentelemetry(world, view, of)?, of.max_tag_length, false)
+    } else if let Some(of) = &provider.zipkin {
+        (ZIPKIN, zipkin(world, of)?, of.max_tag_length, false)
+    } else if let Some(of) = &provider.datadog {
+        ("envoy.tracers.datadog", datadog(world, view, of)?, of.max_tag_length, false)
+    } else {
+        ("envoy.tracers.skywalking", skywalking(world, provider.skywalking.as_ref()?)?, 0, true)
     };
     let mut tags = if spans.has_istio_tags { istio_tags(world, view) } else { Vec::new() };
     tags.extend(custom_tags(spans.tags.unwrap_or(&own.custom_tags)));
@@ -136,9 +150,7 @@ fn sampled(random: f64, custom_tags: Vec<CustomTag>) -> Tracing {
 
 fn opentelemetry(world: &World, view: &ProxyView, config: &OpenTelemetry) -> Option<Any> {
     let (host, cluster) = world.provider_cluster(&config.service, config.port).ok()?;
-    let app = view.labels.get("app").unwrap_or(&view.canonical_service);
-    let mut made =
-        OpenTelemetryConfig { service_name: format!("{app}.{}", view.namespace), ..Default::default() };
+    let mut made = OpenTelemetryConfig { service_name: service_name(world, view), ..Default::default() };
     match &config.http {
         Some(http) => {
             made.http_service = Some(core::HttpService {
@@ -163,6 +175,28 @@ fn opentelemetry(world: &World, view: &ProxyView, config: &OpenTelemetry) -> Opt
     let detects = config.resource_detectors.as_ref().is_some_and(|detectors| detectors.environment.is_some());
     made.resource_detectors.extend(detects.then(environment_detector));
     Some(pack(&made))
+}
+
+/// Returns the name of a proxy in traces.
+fn service_name(world: &World, view: &ProxyView) -> String {
+    let setting = view.settings.tracing_service_name.or(world.mesh().default_config.tracing_service_name);
+    setting.unwrap_or_default().of(&view.labels, &view.canonical_service, &view.namespace)
+}
+
+fn datadog(world: &World, view: &ProxyView, config: &Datadog) -> Option<Any> {
+    let (host, cluster) = world.provider_cluster(&config.service, config.port).ok()?;
+    Some(pack(&DatadogConfig {
+        collector_cluster: cluster,
+        service_name: service_name(world, view),
+        collector_hostname: host,
+        ..Default::default()
+    }))
+}
+
+fn skywalking(world: &World, config: &SkyWalking) -> Option<Any> {
+    let (host, cluster) = world.provider_cluster(&config.service, config.port).ok()?;
+    let grpc_service = Some(grpc_service(&host, &cluster));
+    Some(pack(&SkyWalkingConfig { grpc_service, ..Default::default() }))
 }
 
 /// Returns the detector of resource attributes in the proxy's environment.

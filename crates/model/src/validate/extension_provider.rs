@@ -65,6 +65,8 @@ fn check_provider(provider: &ExtensionProvider, field: &str, findings: &mut Find
         ("envoyRateLimit", provider.envoy_rate_limit.as_ref().map(|of| (&of.service, of.port))),
         ("zipkin", provider.zipkin.as_ref().map(|of| (&of.service, of.port))),
         ("opentelemetry", provider.opentelemetry.as_ref().map(|of| (&of.service, of.port))),
+        ("datadog", provider.datadog.as_ref().map(|of| (&of.service, of.port))),
+        ("skywalking", provider.skywalking.as_ref().map(|of| (&of.service, of.port))),
         ("envoyHttpAls", provider.envoy_http_als.as_ref().map(|of| (&of.service, of.port))),
         ("envoyTcpAls", provider.envoy_tcp_als.as_ref().map(|of| (&of.service, of.port))),
         ("envoyOtelAls", provider.envoy_otel_als.as_ref().map(|of| (&of.service, of.port))),

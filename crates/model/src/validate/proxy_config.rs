@@ -34,7 +34,7 @@ pub(super) fn default_config(settings: &ProxySettings, findings: &mut Findings) 
         findings.add(Code::OutOfRange, field, format!("is below {least}"), format!("use {least} or more"));
     }
     let tracing = &settings.tracing;
-    if tracing.zipkin.as_ref().is_some_and(|zipkin| zipkin.provider().is_none()) {
+    if tracing.zipkin.as_ref().is_some_and(|zipkin| zipkin.providers().is_empty()) {
         let message = "is not HOST:PORT, so no spans are reported";
         findings.add(
             Code::NoEffect,

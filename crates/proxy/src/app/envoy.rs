@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use skysail_core::{names, shutdown};
 use skysail_proto::Codec as _;
 use skysail_xds::{
@@ -51,7 +51,7 @@ use tokio_stream::{
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
-    app::args::Common,
+    app::{args::Common, settings},
     discovery::secrets::{CONTROL_PLANE, Issued, Mesh, OwnCertificate, secret_of_files},
 };
 
@@ -97,7 +97,7 @@ impl Envoy {
         let bootstrap = folder.0.join("bootstrap.json");
         let text = serde_json::to_vec(&self.bootstrap(&node, &socket))?;
         std::fs::write(&bootstrap, text).with_context(|| format!("cannot write {}", bootstrap.display()))?;
-        let mut envoy = self.start(&bootstrap)?;
+        let mut envoy = self.start(&bootstrap, &node["metadata"]["PROXY_CONFIG"])?;
         tokio::select! {
             status = envoy.wait() => bail!("Envoy exited by itself: {}", status?),
             ended = served => bail!("the SDS server ended: {ended:?}"),
@@ -151,14 +151,18 @@ impl Envoy {
         self.common.metrics_port.unwrap_or(names::METRICS_PORT)
     }
 
-    fn start(&self, bootstrap: &Path) -> anyhow::Result<Child> {
+    /// Starts Envoy. `config` are the settings of the node.
+    fn start(&self, bootstrap: &Path, config: &Value) -> anyhow::Result<Child> {
+        // Time in which connections of a changed listener end.
+        let drain =
+            config["drainDuration"].as_str().and_then(settings::duration).unwrap_or(self.common.drain);
         Command::new(&self.program)
             .arg("--config-path")
             .arg(bootstrap)
             .args(["--concurrency", &self.common.concurrency.to_string()])
             .args(["--disable-hot-restart", "--log-level", "warning"])
             // As Istio's agent does: during a drain every response tells its client to close the connection.
-            .args(["--drain-time-s", &self.common.drain.as_secs().max(1).to_string()])
+            .args(["--drain-time-s", &drain.as_secs().max(1).to_string()])
             .args(["--drain-strategy", "immediate"])
             .stdin(Stdio::null())
             .kill_on_drop(true)
@@ -196,6 +200,13 @@ impl Envoy {
                 ],
             },
         });
+        let config = &node["metadata"]["PROXY_CONFIG"];
+        if let Some(values) = config["runtimeValues"].as_object() {
+            bootstrap["layered_runtime"] = runtime_layers(values);
+        }
+        if !config["proxyStatsMatcher"].is_null() {
+            bootstrap["stats_config"] = statistics(&config["proxyStatsMatcher"]);
+        }
         if let Some(mark) = self.common.mark {
             bootstrap["cluster_manager"] = json!({"upstream_bind_config": {"socket_options": [{
                 // SO_MARK at level SOL_SOCKET.
@@ -243,6 +254,58 @@ impl Envoy {
         });
         cluster
     }
+}
+
+/// Returns the layers of the runtime: these values, then those that the admin page sets.
+fn runtime_layers(values: &Map<String, Value>) -> Value {
+    let typed = values.iter().filter_map(|(key, value)| {
+        let value = match value.as_str()? {
+            // In Istio it removes a default, of which there are none here.
+            "" => return None,
+            "true" => true.into(),
+            "false" => false.into(),
+            _ => value.clone(),
+        };
+        Some((key.clone(), value))
+    });
+    let own: Map<String, Value> = typed.collect();
+    json!({"layers": [{"name": "own", "static_layer": own}, {"name": "admin", "admin_layer": {}}]})
+}
+
+/// Statistics that every Envoy has: those that Istio's proxies have, and what a drain reads.
+const STATISTICS: [(&str, &str); 10] = [
+    ("prefix", "cluster_manager"),
+    ("prefix", "listener_manager"),
+    ("prefix", "server"),
+    ("prefix", "cluster.xds-grpc"),
+    ("prefix", "wasm"),
+    ("suffix", "rbac.allowed"),
+    ("suffix", "rbac.denied"),
+    ("suffix", "shadow_allowed"),
+    ("suffix", "shadow_denied"),
+    ("suffix", "downstream_cx_active"),
+];
+/// Expression of further such statistics: those of a route with `statPrefix`.
+const ROUTE_STATISTICS: &str = r"vhost\..*\.route\..*";
+
+/// Returns the configuration of the statistics of Envoy: those that it always has, and those of the setting.
+fn statistics(matcher: &Value) -> Value {
+    let of = |field: &'static str, kind: &'static str| {
+        let names = matcher[field].as_array().into_iter().flatten().cloned();
+        names.map(move |name| match kind {
+            "safe_regex" => json!({kind: {"regex": name}}),
+            _ => json!({kind: name}),
+        })
+    };
+    let own = STATISTICS.iter().map(|(kind, name)| json!({*kind: name}));
+    let routes = json!({"safe_regex": {"regex": ROUTE_STATISTICS}});
+    let all: Vec<Value> = own
+        .chain([routes])
+        .chain(of("inclusionPrefixes", "prefix"))
+        .chain(of("inclusionSuffixes", "suffix"))
+        .chain(of("inclusionRegexps", "safe_regex"))
+        .collect();
+    json!({"stats_matcher": {"inclusion_list": {"patterns": all}}})
 }
 
 /// Reads the node and marks it as a public build of Envoy.

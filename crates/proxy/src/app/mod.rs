@@ -3,6 +3,7 @@
 pub(crate) mod args;
 pub(crate) mod envoy;
 mod health;
+mod settings;
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -202,6 +203,9 @@ fn shared(start: &Start, common: &Common, secrets: &Secrets) -> anyhow::Result<S
         Start::Mesh(..) => (Limits::default(), pressure::Settings::default()),
     };
     limits.series = common.metric_series;
+    if let Start::Mesh(_, node) = start {
+        settings::apply(&mut limits, node);
+    }
     for (key, value) in &common.runtime {
         runtime::set(&mut limits, key, value)?;
     }
