@@ -82,6 +82,8 @@ type Issuer = CertifiedIssuer<'static, KeyPair>;
 
 fn issuer(name: &str) -> Issuer {
     let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+    // An Envoy takes a certificate whose issuer has the same name for a self-signed one.
+    params.distinguished_name.push(rcgen::DnType::CommonName, name);
     params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }

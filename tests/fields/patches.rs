@@ -125,6 +125,15 @@ fn filters() -> String {
     const KIND: &str = "---\napiVersion: networking.istio.io/v1alpha3\nkind: EnvoyFilter\n";
     let mut text = format!("{KIND}metadata: {{name: headers, namespace: shop}}\nspec:\n  configPatches:\n");
     text.extend(PATCHES.map(|(name, part, condition)| patch(name, part, condition)));
+    for client in CLIENTS {
+        let patch = patch(&format!("of-{client}"), "HTTP_FILTER", "context: SIDECAR_OUTBOUND");
+        write!(
+            text,
+            "{KIND}metadata: {{name: of-{client}, namespace: shop}}\n\
+             spec:\n  workloadSelector: {{labels: {{app: {client}}}}}\n  configPatches:\n{patch}"
+        )
+        .unwrap();
+    }
     for (name, namespace, target) in TARGETS {
         let patch = patch(name, "ROUTE_CONFIGURATION", "context: GATEWAY");
         write!(
@@ -187,14 +196,16 @@ fn patches_apply_where_their_conditions_hold() {
 
 fn sidecars(mesh: &Mesh) {
     for client in CLIENTS {
-        let own = ["version", client, "port-80", "routes-80"];
+        let selected = format!("of-{client}");
+        let own = ["version", client, &*selected, "port-80", "routes-80"];
         let of_api = |url, status, more: &[&str]| {
             patched(mesh, client, &get(url, status, &[]), &[&own[..], more].concat());
         };
         of_api("http://api/", 200, &[&INBOUND[..], &["tls", "protocols", "first"]].concat());
         of_api("http://api/moved", 301, &["redirect"]);
         of_api("http://api/answered", 290, &["direct"]);
-        let of_copy = ["version", client, "name-8081", "routes-8081", "domain", "tls", "protocols"];
+        let of_copy =
+            ["version", client, &*selected, "name-8081", "routes-8081", "domain", "tls", "protocols"];
         for server in SERVERS {
             let has = [server];
             let case = get("http://copy:8081/", 200, &has);

@@ -25,6 +25,9 @@ fn services_have_addresses_and_endpoints() {
         for url in ["http://10.96.250.7/", "http://10.96.250.8/", "http://transports/"] {
             wait(&mesh, client, &get(url, 200, caller));
         }
+        // Routes of HTTP do not concern the other port.
+        wait(&mesh, client, &get("http://declared/", 299, &[]));
+        wait(&mesh, client, &get("http://declared:81/", 200, &["\"version\""]));
         // A port of UDP is none of HTTP.
         ask(&mesh, client, &get("http://transports:81/", 200, &[])).unwrap_err();
         wait(&mesh, client, &get("http://eager/", 200, &["\"name\":\"unready\""]));
