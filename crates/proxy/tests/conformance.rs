@@ -13,13 +13,7 @@
 mod program;
 mod support;
 
-use std::{
-    fs,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    process::Stdio,
-    time::Duration,
-};
+use std::{fs, net::SocketAddr, path::Path, process::Stdio, time::Duration};
 
 use program::Program;
 use skysail_identity::{Authority, KeyAndCsr};
