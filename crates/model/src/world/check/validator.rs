@@ -188,6 +188,12 @@ impl Changes<'_> {
             Entry::is_same,
             |changes, rule| changes.add_host(&fqdn(&rule.spec.host, &rule.meta.namespace)),
         );
+        let is_same = before.mesh.iter().zip(&after.mesh).all(|(one, other)| one.is_same(other));
+        if !is_same || before.mesh.is_some() != after.mesh.is_some() {
+            for meta in before.mesh.iter().chain(&after.mesh).map(|entry| &entry.object.meta) {
+                self.add(Input::Object(Kind::ConfigMap, &meta.namespace, &meta.name));
+            }
+        }
         before.mesh.clone_from(&after.mesh);
         before.default_mesh.clone_from(&after.default_mesh);
         before.allocated.clone_from(&after.allocated);
