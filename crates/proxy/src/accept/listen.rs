@@ -7,7 +7,10 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    os::{fd::OwnedFd, unix::fs::FileTypeExt as _},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{FileTypeExt as _, MetadataExt as _},
+    },
     rc::Rc,
     sync::Arc,
     time::{Duration, Instant},
@@ -95,17 +98,34 @@ fn listen(address: &SockAddr) -> io::Result<Socket> {
 
 /// Returns whether a path is a socket on which no process listens.
 fn is_abandoned(path: &str, address: &SockAddr) -> bool {
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|of| of.file_type().is_socket());
     let connect = || Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?.connect(address);
-    is_socket && connect().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    PipeFile::at(path).is_some()
+        && connect().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// Removes a Unix domain socket that is closed.
-pub(crate) fn remove_pipe(path: &str) {
-    if pipe_path(path).is_ok_and(|address| is_abandoned(path, &address))
-        && let Err(error) = std::fs::remove_file(path)
-    {
-        debug!("cannot remove socket {path}: {error}");
+/// The file of a Unix domain socket.
+#[derive(PartialEq, Eq)]
+pub(crate) struct PipeFile {
+    path: Box<str>,
+    device: u64,
+    inode: u64,
+}
+
+impl PipeFile {
+    /// Returns the socket at a path; `None` for any other file, and for an abstract name.
+    pub(crate) fn at(path: &str) -> Option<Self> {
+        let file = std::fs::symlink_metadata(path).ok().filter(|of| of.file_type().is_socket())?;
+        let (device, inode) = (file.dev(), file.ino());
+        (!path.starts_with('@')).then(|| Self { path: path.into(), device, inode })
+    }
+
+    /// Removes the file, unless another one has taken its place.
+    pub(crate) fn remove(self) {
+        if Self::at(&self.path).as_ref() == Some(&self)
+            && let Err(error) = std::fs::remove_file(&*self.path)
+        {
+            debug!("cannot remove socket {}: {error}", self.path);
+        }
     }
 }
 

@@ -23,7 +23,7 @@ use tokio::{
 };
 
 use crate::{
-    accept::listen::{self, ListeningSocket},
+    accept::listen::{self, ListeningSocket, PipeFile},
     call::export,
     overload::drain::ConnectionSet,
     telemetry::ShardSnapshot,
@@ -51,8 +51,8 @@ pub struct Workers {
 struct Bound {
     /// Actual address.
     address: SocketAddr,
-    /// Path of a Unix domain socket.
-    pipe: Option<Box<str>>,
+    /// File of a Unix domain socket.
+    file: Option<PipeFile>,
 }
 
 /// A listener that could not be bound.
@@ -147,7 +147,7 @@ impl Workers {
         let wanted: HashSet<_> =
             snapshot.listeners.by_name.values().filter(|listener| listener.bind).flat_map(sockets).collect();
         let closed: Vec<_> = bound.extract_if(|key, _| !wanted.contains(key)).collect();
-        let (close, pipes): (Vec<_>, Vec<_>) = closed.into_iter().map(|(key, of)| (key, of.pipe)).unzip();
+        let (close, files): (Vec<_>, Vec<_>) = closed.into_iter().map(|(key, of)| (key, of.file)).unzip();
         let mut open: Vec<Vec<_>> = self.senders.iter().map(|_| Vec::new()).collect();
         let mut errors = Vec::new();
         for key in wanted {
@@ -163,7 +163,8 @@ impl Workers {
             match sockets {
                 Ok(sockets) => {
                     let actual = sockets.first().and_then(|socket| socket.local_addr().ok());
-                    bound.insert(key, Bound { address: actual.unwrap_or(address), pipe });
+                    let file = pipe.as_deref().and_then(PipeFile::at);
+                    bound.insert(key, Bound { address: actual.unwrap_or(address), file });
                     for (worker, socket) in open.iter_mut().zip(sockets) {
                         worker.push((listener.clone(), address, socket));
                     }
@@ -182,8 +183,8 @@ impl Workers {
         for wait in waiting {
             let _ = wait.await;
         }
-        // Not before all workers have closed their copies of the sockets.
-        pipes.into_iter().flatten().for_each(|path| listen::remove_pipe(&path));
+        // Until then, clients may connect to the old sockets.
+        files.into_iter().flatten().for_each(PipeFile::remove);
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 
