@@ -124,9 +124,10 @@ pub(super) struct Hop {
 pub(super) struct CertificateStep {
     /// First URI name, DNS name or subject; empty if it is not known.
     pub(super) name: String,
-    /// `valid`, `assumed` (taken as valid), `refused` or `not requested`.
+    /// `valid`, `assumed` (taken as valid), `refused`, `ignored` (not valid, but the client is accepted) or `not
+    /// requested`.
     pub(super) verdict: &'static str,
-    /// Reason for a refusal; for `assumed` the secret with the CA certificates, which are not known here.
+    /// Reason why it is refused or ignored; for `assumed` the secret with the CA certificates, which are not known here.
     pub(super) reason: String,
 }
 

@@ -181,6 +181,7 @@ impl Text<'_> {
                 format!("assumed valid, because the CA certificates of {of} are not known here")
             }
             "not requested" => "not sent, because the server does not request it".to_owned(),
+            "ignored" => format!("ignored, because it is not valid: {reason}"),
             other => other.to_owned(),
         };
         self.field("certificate", &format!("{name}: {words}"));
