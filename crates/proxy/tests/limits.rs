@@ -18,7 +18,7 @@ mod support;
 use std::{net::SocketAddr, time::Duration};
 
 use files::{cluster, with};
-use http::{HeaderName, Response};
+use http::{HeaderName, Request, Response};
 use limited::{GET, PREFACE, Setup, get, held, request, status};
 use serde_json::{Value, json};
 use support::{echo, server, within};
@@ -77,6 +77,55 @@ async fn request_heads_are_limited() {
     setup.program.until("larger than max_request_headers_kb").await;
     let rest = setup.program.quit().await;
     assert!(!rest.contains("max_headers_count") && !rest.contains("max_request_headers_kb"), "{rest}");
+}
+
+#[tokio::test]
+async fn names_with_underscores_are_refused_or_removed() {
+    // A server that refuses such a name.
+    let at = server(|_, mut client| async move {
+        while let Some((head, _)) = client.message_if_any().await {
+            let status = if head.contains("x_own") { "500 Unexpected" } else { "200 OK" };
+            client.send(&format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n")).await;
+        }
+    })
+    .await;
+    let start = |action: &'static str| async move {
+        let options = json!({"common_http_protocol_options": {"headers_with_underscores_action": action}});
+        Setup::http(&options, &[cluster("c", at, false)]).await
+    };
+    let (named, plain) =
+        ("GET / HTTP/1.1\r\nhost: a\r\nx_own: 1\r\n\r\n", "GET / HTTP/1.1\r\nhost: a\r\n\r\n");
+    let with_name = || Request::get("http://a/").header("x_own", "1").body(()).unwrap();
+    for (action, status) in [("ALLOW", 500), ("DROP_HEADER", 200)] {
+        let setup = start(action).await;
+        let mut client = setup.client().await;
+        client.send(named).await;
+        let (head, _) = client.message().await;
+        assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{action}: {head}");
+        let answer = setup.http2().await.send_request(with_name(), true).unwrap().0;
+        assert_eq!(within(answer).await.unwrap().status(), status, "{action}");
+    }
+    let setup = start("REJECT_REQUEST").await;
+    let mut client = setup.client().await;
+    client.send(plain).await;
+    assert!(client.message().await.0.starts_with("HTTP/1.1 200 "));
+    client.send(named).await;
+    let (head, _) = client.message().await;
+    assert!(head.starts_with("HTTP/1.1 400 ") && head.contains("\r\nconnection: close\r\n"), "{head}");
+    assert_eq!(client.rest().await, "");
+    let mut requests = setup.http2().await;
+    let answer = requests.send_request(with_name(), true).unwrap().0;
+    let refused = within(answer).await.unwrap_err();
+    assert!(refused.is_reset(), "{refused}");
+    assert_eq!(status(&mut requests, request("/", 0, 0)).await, 200, "the connection continues");
+    setup
+        .logs(&[
+            "HTTP/1.1 200 - via_upstream",
+            "HTTP/1.1 400 DPE http1.unexpected_underscore",
+            "HTTP/2 0 DPE http2.unexpected_underscore",
+            "HTTP/2 200 - via_upstream",
+        ])
+        .await;
 }
 
 /// Starts an HTTP/2 server whose response heads depend on the path.

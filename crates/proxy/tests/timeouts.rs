@@ -150,6 +150,30 @@ async fn streams_have_a_maximum_duration() {
     setup.logs(&["HTTP/1.1 504 - max_duration_timeout", "HTTP/1.1 408 - max_duration_timeout"]).await;
 }
 
+/// That of the connection manager applies to routes without their own.
+#[tokio::test]
+async fn connection_managers_limit_the_duration_of_streams() {
+    let (_release, at) = held().await;
+    let zero =
+        json!({"cluster": "c", "timeout": "0.6s", "max_stream_duration": {"max_stream_duration": "0s"}});
+    let routes = json!([
+        {"match": {"prefix": "/held/unlimited"}, "route": zero},
+        {"match": {"prefix": "/"}, "route": {"cluster": "c"}},
+    ]);
+    let options = json!({"common_http_protocol_options": {"max_stream_duration": "0.2s"}});
+    let clusters = [cluster("c", at, false)];
+    let setup = Setup::start(&clusters, |log| files::http(&[], &routes, &files::with(log, &options))).await;
+    for (path, text) in
+        [("/held", "downstream duration timeout"), ("/held/unlimited", "upstream request timeout")]
+    {
+        let mut client = setup.client().await;
+        client.send(&get(path, 0, 0)).await;
+        let (head, body) = client.message().await;
+        assert!(head.starts_with("HTTP/1.1 504 "), "{head}");
+        assert_eq!(body, text, "{path}");
+    }
+}
+
 #[tokio::test]
 async fn idle_connections_are_closed() {
     let setup = Setup::tcp(&json!({"idle_timeout": "0.2s"}), cluster("c", echo().await, false)).await;
