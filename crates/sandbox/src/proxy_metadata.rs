@@ -116,10 +116,12 @@ fn configured(annotations: &Labels) -> (StartSettings, Vec<String>) {
             Err(error) => add(format!("tracingServiceName {error} and has no effect")),
         }
     }
-    match serde_json::from_value(root.clone()) {
-        Ok(own) => settings.own = own,
-        Err(error) => {
-            add(format!("{error}: drainDuration, proxyStatsMatcher and runtimeValues have no effect"));
+    if root.is_object() {
+        match serde_json::from_value(root.clone()) {
+            Ok(own) => settings.own = own,
+            Err(error) => {
+                add(format!("{error}: drainDuration, proxyStatsMatcher and runtimeValues have no effect"));
+            }
         }
     }
     for (name, value) in root.get("proxyMetadata").and_then(Value::as_object).into_iter().flatten() {

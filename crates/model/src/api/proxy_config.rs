@@ -226,7 +226,7 @@ pub struct ProxyTracing {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum TracingServiceName {
-    /// The label `app`, or the workload, with the namespace.
+    /// The label `app` or `app.kubernetes.io/name`, or the canonical service, with the namespace.
     #[default]
     AppLabelAndNamespace,
     /// The canonical service.
@@ -240,7 +240,8 @@ impl TracingServiceName {
     pub fn of(self, labels: &Labels, canonical: &str, namespace: &str) -> String {
         match self {
             Self::AppLabelAndNamespace => {
-                format!("{}.{namespace}", labels.get("app").map_or(canonical, String::as_str))
+                let app = labels.get("app").or_else(|| labels.get("app.kubernetes.io/name"));
+                format!("{}.{namespace}", app.map_or(canonical, String::as_str))
             }
             Self::CanonicalNameOnly => canonical.to_owned(),
             Self::CanonicalNameAndNamespace => format!("{canonical}.{namespace}"),
