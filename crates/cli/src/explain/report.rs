@@ -127,7 +127,7 @@ pub(super) struct CertificateStep {
     /// `valid`, `assumed` (taken as valid), `refused`, `ignored` (not valid, but the client is accepted) or `not
     /// requested`.
     pub(super) verdict: &'static str,
-    /// Reason why it is refused or ignored; for `assumed` the secret with the CA certificates, which are not known here.
+    /// Reason why it is refused or ignored; for `assumed` the secret whose CA certificates are not known here.
     pub(super) reason: String,
 }
 
