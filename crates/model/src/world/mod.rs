@@ -431,9 +431,9 @@ impl World {
         let balanced = rules().flat_map(DestinationRule::balancers).flat_map(LoadBalancer::label_keys);
         let everywhere = self.mesh().locality_lb_setting.iter().flat_map(LocalityLb::label_keys);
         let zones = self.mesh().zone_aware_lb_setting.iter().flat_map(ZoneAwareLb::label_keys);
+        let all = matched.chain(selected).chain(balanced).chain(everywhere).chain(zones);
         // The node of a client is not a label of its pod, and concerns the clients of some namespaces alone.
-        let near = balanced.chain(everywhere).chain(zones).filter(|key| *key != HOSTNAME);
-        matched.chain(selected).chain(near).cloned().collect()
+        all.filter(|key| *key != HOSTNAME).cloned().collect()
     }
 
     /// Returns whether clients of a namespace prefer endpoints of their node: by a rule of this namespace, or by the
