@@ -8,7 +8,7 @@ use crate::{
     Grouping,
     api::{
         Duration, Labels,
-        kube::{self, HOSTNAME, Locality},
+        kube::{self, Locality},
         proxy_config::{HttpSettings, SharedHeaders},
         sidecar::Egress,
     },
@@ -69,9 +69,6 @@ pub struct ProxyView {
     /// First address of the pod, if it is known and a Sidecar defines its inbound ports: names of filter chains and
     /// endpoints then have it.
     pub address: Option<IpAddr>,
-    /// Name of the Kubernetes node of the pod, if clients of the namespace prefer endpoints of their node
-    /// (`failoverPriority` with `kubernetes.io/hostname`); empty otherwise.
-    pub node: String,
     /// Whether connections are redirected to the proxy (metadata `INTERCEPTION_MODE`, unless it is `NONE`).
     pub intercepts: bool,
     /// Whether the proxy is an Envoy without Istio's own filters (metadata `SKYSAIL_PLAIN_ENVOY`). It would refuse
@@ -112,7 +109,7 @@ pub struct ClientScope {
     pub network: String,
     /// Whether the proxy is a gateway between networks, which forwards connections by their server name.
     pub joins_networks: bool,
-    /// Labels of the pod on which shared resources depend ([`Grouping`]), and the name of its node if they depend on it.
+    /// Labels of the pod on which shared resources depend ([`Grouping`]).
     pub labels: Labels,
     /// Services that the pod's Sidecar allows; `None`: everything.
     pub egress: Option<Arc<Egress>>,
@@ -138,7 +135,6 @@ impl ClientScope {
     /// Returns the client scope of a proxy.
     pub fn of(view: &ProxyView, grouping: &Grouping) -> Self {
         let label = |key: &String| Some((key.clone(), view.labels.get(key)?.clone()));
-        let node = (!view.node.is_empty()).then(|| (HOSTNAME.to_owned(), view.node.clone()));
         Self {
             role: view.role,
             namespace: view.namespace.clone(),
@@ -146,7 +142,7 @@ impl ClientScope {
             locality: view.locality.clone(),
             network: view.network.clone(),
             joins_networks: grouping.joins_networks(view),
-            labels: grouping.label_keys.iter().filter_map(label).chain(node).collect(),
+            labels: grouping.label_keys.iter().filter_map(label).collect(),
             egress: grouping.egress(view),
             ipv4: view.ipv4,
             ipv6: view.ipv6,
@@ -400,7 +396,6 @@ impl ProxyNode {
             ipv4: ips.iter().any(IpAddr::is_ipv4),
             ipv6: ips.iter().any(IpAddr::is_ipv6),
             address: None,
-            node: String::new(),
             intercepts: metadata.interception_mode != "NONE",
             plain_envoy: metadata.skysail_plain_envoy == "true" && !grpc,
             uses_vhds: metadata.skysail_vhds == "true" && !grpc,

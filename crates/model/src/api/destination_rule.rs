@@ -6,7 +6,6 @@ use serde::Deserialize;
 
 use super::{
     Labels,
-    kube::HOSTNAME,
     value::{Duration, PortSelector},
 };
 
@@ -61,11 +60,6 @@ impl DestinationRule {
             let ports = policy.port_level_settings.iter().map(|port| &port.load_balancer);
             std::iter::once(&policy.load_balancer).chain(ports).flatten()
         })
-    }
-
-    /// Returns whether clients prefer endpoints of their node.
-    pub fn prefers_nodes(&self) -> bool {
-        self.balancers().flat_map(LoadBalancer::label_keys).any(|key| key == HOSTNAME)
     }
 }
 

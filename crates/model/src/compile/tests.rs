@@ -83,7 +83,6 @@ fn view() -> ProxyView {
         ipv4: true,
         ipv6: false,
         address: None,
-        node: String::new(),
         intercepts: true,
         plain_envoy: false,
         uses_vhds: false,
@@ -357,15 +356,15 @@ status: {podIP: 10.244.0.8, conditions: [{type: Ready, status: "True"}]}
 
 #[test]
 fn the_nearest_endpoints_come_first_with_outlier_detection() {
-    let assignment_of = |pod: &str, policy: &str| {
+    let assignment = |policy: &str| {
         let rule = format!(
             "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {{name: db, namespace: shop}}\n\
              spec: {{host: db, trafficPolicy: {policy}}}\n"
         );
         let world = world(&format!("{ZONES}---\n{rule}"));
         let mut node = crate::ProxyNode::parse(
-            &format!("sidecar~10.0.0.9~{pod}.shop~shop.svc.cluster.local"),
-            serde_json::json!({"NODE_NAME": "n1", "SERVICE_ACCOUNT": "default", "LABELS": {"rack": "two"}}),
+            "sidecar~10.0.0.9~web-1.shop~shop.svc.cluster.local",
+            serde_json::json!({"NODE_NAME": "n1", "LABELS": {"rack": "two"}}),
             api::kube::Locality::default(),
         )
         .unwrap();
@@ -394,7 +393,6 @@ fn the_nearest_endpoints_come_first_with_outlier_detection() {
         let weighed = cluster.common_lb_config.unwrap().locality_config_specifier.is_some();
         (found.into_iter().map(|(_, priority)| priority).collect::<Vec<_>>(), weighed)
     };
-    let assignment = |policy: &str| assignment_of("web-1", policy);
     // Pods 5 to 8: elsewhere, in the client's zone, in the client's zone, in the other zone.
     assert_eq!(assignment("{}"), (vec![0, 0, 0, 0], false));
     assert_eq!(assignment("{outlierDetection: {}}"), (vec![2, 0, 0, 1], false));
@@ -408,12 +406,6 @@ fn the_nearest_endpoints_come_first_with_outlier_detection() {
     assert_eq!(assignment(&labels("rack")), (vec![1, 1, 0, 1], true));
     assert_eq!(assignment(&labels("rack=one")), (vec![1, 0, 1, 0], true));
     assert_eq!(assignment(&labels("topology.kubernetes.io/zone, rack")), (vec![2, 1, 0, 2], true));
-    // Pod 8 alone is on the node of the client. That of a client without a known pod is not trusted.
-    let hostname = labels("kubernetes.io/hostname");
-    assert_eq!(assignment_of("db-4", &hostname), (vec![1, 1, 1, 0], true));
-    assert_eq!(assignment(&hostname), (vec![0, 1, 1, 1], true));
-    let zones = "{loadBalancer: {zoneAwareLbSetting: {failoverPriority: [kubernetes.io/hostname]}}}";
-    assert_eq!(assignment_of("db-4", zones), (vec![2, 1, 1, 0], true));
     // Without outlier detection a failing endpoint would not be noticed.
     let alone = "{loadBalancer: {localityLbSetting: {failoverPriority: [rack]}}}";
     assert_eq!(assignment(alone), (vec![0, 0, 0, 0], false));

@@ -18,14 +18,11 @@ pub(super) fn of_rule(balancer: &LoadBalancer, ejects: bool, field: &str, findin
             let message = "zoneAwareLbSetting and localityLbSetting exclude each other";
             findings.add(Code::ExclusiveFields, field, message, "remove one of them");
         }
-        let field = format!("{field}.zoneAwareLbSetting");
-        zone_aware(zones, &field, findings);
-        hostnames(&zones.failover_priority, &field, findings);
+        zone_aware(zones, &format!("{field}.zoneAwareLbSetting"), findings);
     }
     if let Some(locality) = &balancer.locality_lb_setting {
         let field = format!("{field}.localityLbSetting");
         nearest(locality, &field, findings);
-        hostnames(&locality.failover_priority, &field, findings);
         let fails_over = !locality.failover.is_empty() || !locality.failover_priority.is_empty();
         if fails_over && !ejects && locality.enabled != Some(false) {
             let message = "has no failover without outlierDetection, which finds the endpoints that fail";
@@ -52,6 +49,7 @@ fn nearest(locality: &LocalityLb, field: &str, findings: &mut Findings) {
     if !locality.failover.is_empty() {
         no_places(&locality.failover_priority, field, "failover orders them", findings);
     }
+    hostnames(&locality.failover_priority, field, findings);
     for (index, distribute) in locality.distribute.iter().enumerate() {
         if distribute.to.values().sum::<u32>() != 100 {
             let (field, message) =
@@ -64,6 +62,7 @@ fn nearest(locality: &LocalityLb, field: &str, findings: &mut Findings) {
 
 fn zone_aware(zones: &ZoneAwareLb, field: &str, findings: &mut Findings) {
     no_places(&zones.failover_priority, field, "zoneAwareLbSetting balances them itself", findings);
+    hostnames(&zones.failover_priority, field, findings);
     regions(&zones.failover, field, findings);
 }
 
@@ -76,14 +75,14 @@ fn no_places(labels: &[String], field: &str, reason: &str, findings: &mut Findin
     }
 }
 
-/// Warns about labels of nodes in a rule.
+/// Warns about labels of nodes.
 fn hostnames(labels: &[String], field: &str, findings: &mut Findings) {
     for (index, _) in labels.iter().enumerate().filter(|(_, label)| *label == HOSTNAME) {
         findings.add(
             Code::NoEffect,
             format!("{field}.failoverPriority[{index}]"),
-            "has an effect for clients in the namespace of the rule alone",
-            "for clients of other namespaces, set a value, or set it in the mesh configuration",
+            "has no effect: the node of a client is unknown, so no endpoint has the same value",
+            "use another label, or set a value for this one",
         );
     }
 }

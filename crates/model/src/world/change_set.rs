@@ -236,11 +236,6 @@ impl World {
         ChangeSet { secrets, workloads_in, ..ChangeSet::default() }
     }
 
-    fn pods_in(&self, namespace: &str) -> BTreeSet<(String, String)> {
-        let pods = self.pods.in_namespace(namespace).map(|entry| &entry.object.meta);
-        pods.map(|pod| (pod.namespace.clone(), pod.name.clone())).collect()
-    }
-
     /// Returns the resources that depend on a DestinationRule.
     fn changes_of_destination_rule(&self, namespace: &str, name: &str) -> ChangeSet {
         let rule = self.destination_rules.get(namespace, name).map(|entry| &entry.object);
@@ -260,8 +255,6 @@ impl World {
             services: services.iter().map(name).collect(),
             routes: self.hashes(&host),
             workloads: rule.spec.has_credential() || services.iter().any(shapes),
-            // The views of clients in the namespace have their node.
-            pods: if rule.spec.prefers_nodes() { self.pods_in(namespace) } else { BTreeSet::new() },
             // Their metadata name the rule that applies to them.
             workloads_in: services.iter().map(|service| service.meta.namespace.clone()).collect(),
             ..self.gateways_of_host(&host)

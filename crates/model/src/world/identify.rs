@@ -90,8 +90,6 @@ impl World {
         let preferred = pod.spec.ips.iter().find(|ip| ip.is_ipv4() == view.ipv4);
         view.address = preferred.filter(|_| has_ingress).copied();
         self.set_locality(&pod.spec.node, view);
-        let node = if self.prefers_nodes(&view.namespace) { pod.spec.node.as_str() } else { "" };
-        node.clone_into(&mut view.node);
         let network = self.topology().network_of(&pod.meta.labels, pod.spec.ips.first().copied(), home);
         network.clone_into(&mut view.network);
         let settings = pod.meta.annotations.get(proxy_config::ANNOTATION);

@@ -80,7 +80,7 @@ use crate::{
         WorkloadEntry, WorkloadGroup,
         destination_rule::{LoadBalancer, LocalityLb, ZoneAwareLb},
         gateway_api as gateway_api_kinds,
-        kube::{HOSTNAME, Locality},
+        kube::Locality,
         mesh_config, selects,
     },
     origin::Origin,
@@ -431,20 +431,7 @@ impl World {
         let balanced = rules().flat_map(DestinationRule::balancers).flat_map(LoadBalancer::label_keys);
         let everywhere = self.mesh().locality_lb_setting.iter().flat_map(LocalityLb::label_keys);
         let zones = self.mesh().zone_aware_lb_setting.iter().flat_map(ZoneAwareLb::label_keys);
-        let all = matched.chain(selected).chain(balanced).chain(everywhere).chain(zones);
-        // The node of a client is not a label of its pod, and concerns the clients of some namespaces alone.
-        all.filter(|key| *key != HOSTNAME).cloned().collect()
-    }
-
-    /// Returns whether clients of a namespace prefer endpoints of their node: by a rule of this namespace, or by the
-    /// settings of the mesh. A rule does not separate the clients of other namespaces by their nodes, which would
-    /// multiply the resources of the whole mesh.
-    pub(super) fn prefers_nodes(&self, namespace: &str) -> bool {
-        let mesh = self.mesh();
-        let near = mesh.locality_lb_setting.iter().flat_map(LocalityLb::label_keys);
-        let zones = mesh.zone_aware_lb_setting.iter().flat_map(ZoneAwareLb::label_keys);
-        let mut rules = self.destination_rules.in_namespace(namespace).map(|entry| &entry.object.spec);
-        near.chain(zones).any(|key| key == HOSTNAME) || rules.any(DestinationRule::prefers_nodes)
+        matched.chain(selected).chain(balanced).chain(everywhere).chain(zones).cloned().collect()
     }
 
     /// Returns all pods, by namespace and name.

@@ -137,7 +137,6 @@ fn declarations_cover_every_field_of_a_view() {
         ipv4: _,
         // Known pods alone have it.
         address: _,
-        node: _,
         addressed: _,
         labels,
         canonical_service,
