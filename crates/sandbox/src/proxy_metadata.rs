@@ -113,7 +113,7 @@ fn configured(annotations: &Labels) -> (StartSettings, Vec<String>) {
     if let Some(value) = root.get("tracingServiceName") {
         match serde_json::from_value(value.clone()) {
             Ok(name) => settings.tracing_service_name = name,
-            Err(error) => add(format!("tracingServiceName {error} and has no effect")),
+            Err(error) => add(format!("tracingServiceName has no effect: {error}")),
         }
     }
     if root.is_object() {

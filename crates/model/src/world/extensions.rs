@@ -67,22 +67,22 @@ impl World {
         found.into_iter().map(|(_, extension)| extension).collect()
     }
 
-    /// Returns whether a proxy with extensions of this namespace may have scripts beyond the limits.
-    pub(crate) fn may_exceed_scripts(&self, namespace: &str) -> bool {
-        let namespaces = BTreeSet::from([namespace, self.mesh().root_namespace.as_str()]);
-        let extensions = namespaces.into_iter().flat_map(|of| self.traffic_extensions.in_namespace(of));
+    /// Returns whether the script of an extension is beyond the limits at a workload to which all extensions of the
+    /// namespace apply. The workloads are not examined, because their number is not limited.
+    pub(crate) fn exceeds_scripts(&self, extension: &Typed<TrafficExtension>) -> bool {
+        let Some(own) = &extension.spec.lua else { return false };
+        let namespace = extension.meta.namespace.as_str();
+        let root = Some(self.mesh().root_namespace.as_str()).filter(|root| *root != namespace);
         let mut scripts = Scripts::default();
-        !extensions
-            .filter_map(|entry| entry.object.spec.lua.as_ref())
-            .all(|lua| scripts.add(&lua.inline_code))
-    }
-
-    /// Returns whether requests of a workload of its namespace are refused in place of the script of an extension.
-    pub(crate) fn exceeds_scripts(&self, extension: &Meta, labels: &Labels) -> bool {
-        let applied = self.extensions(&extension.namespace, labels);
-        applied.iter().any(|found| {
-            std::ptr::eq(found.meta, extension) && found.effect == ExtensionEffect::RefusesRequests
-        })
+        for of in root.into_iter().chain([namespace]) {
+            let mut entries: Vec<_> = self.traffic_extensions.in_namespace(of).collect();
+            entries.sort_by(|a, b| a.age().cmp(&b.age()));
+            let before = entries.iter().take_while(|entry| !std::ptr::eq(&*entry.object, extension));
+            let mut before = before.filter_map(|entry| entry.object.spec.lua.as_ref());
+            // None of the scripts after one that does not fit is counted.
+            let _ = before.all(|lua| scripts.add(&lua.inline_code));
+        }
+        !scripts.add(&own.inline_code)
     }
 }
 

@@ -29,10 +29,10 @@ impl Report<'_> {
         if let Some(module) = module.filter(|module| !module.url.is_empty()) {
             self.module_not_run(about, "spec.wasm.url", module.filter_type);
         }
-        if self.world.exceeds_scripts(&about.entry.object.meta) {
+        if self.world.exceeds_scripts(&about.entry.object) {
             let message = format!(
-                "the scripts of a workload exceed {MAX_SCRIPTS} different ones or {MAX_SCRIPTS_SIZE} bytes: its \
-                 requests are refused in place of this script"
+                "a workload with all scripts of its namespace exceeds {MAX_SCRIPTS} different ones or \
+                 {MAX_SCRIPTS_SIZE} bytes: its requests are refused in place of this script"
             );
             let remedy = "remove or combine scripts; those of the root namespace and older ones come first";
             self.report(about, Code::PluginNotRun, "spec.lua.inlineCode", message, remedy);

@@ -6,7 +6,7 @@
 
 use std::{
     cell::{OnceCell, RefCell},
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     hash::{BuildHasher, RandomState},
     net::IpAddr,
     sync::Arc,
@@ -14,9 +14,9 @@ use std::{
 
 use super::super::{World, delegates::DelegateError, endpoints::Endpoint, store::Entry};
 use crate::api::{
-    DestinationRule, EntryEndpoint, Gateway, GrpcRoute, HttpRoute, Kind, Labels, MeshConfig, Meta, MtlsMode,
+    DestinationRule, EntryEndpoint, Gateway, GrpcRoute, HttpRoute, Kind, Labels, MeshConfig, MtlsMode,
     PeerAuthentication, Pod, RateLimitPolicy, Secret, Service, ServiceEntry, ServicePort, Telemetry,
-    Template, Typed, VirtualService, virtual_service::Delegate,
+    Template, TrafficExtension, Typed, VirtualService, virtual_service::Delegate,
 };
 
 /// What a check can read, and what a change of an object affects. The kind of Pods includes that of objects that make
@@ -385,17 +385,10 @@ impl<'a> RecordedWorld<'a> {
         self.world.telemetries.in_namespace(namespace)
     }
 
-    /// Returns whether requests of a workload are refused because the script of an extension is beyond the limits.
-    pub(super) fn exceeds_scripts(&self, extension: &Meta) -> bool {
-        let namespace = extension.namespace.as_str();
-        self.record_with_root(Kind::TrafficExtension, namespace);
-        if !self.world.may_exceed_scripts(namespace) {
-            return false;
-        }
-        let selected_in = (namespace != self.mesh().root_namespace).then_some(namespace);
-        let all = Labels::new();
-        let workloads: BTreeSet<&Labels> = self.workloads(selected_in, &all).collect();
-        workloads.into_iter().any(|labels| self.world.exceeds_scripts(extension, labels))
+    /// Returns whether the script of an extension may be beyond the limits of a workload.
+    pub(super) fn exceeds_scripts(&self, extension: &Typed<TrafficExtension>) -> bool {
+        self.record_with_root(Kind::TrafficExtension, &extension.meta.namespace);
+        self.world.exceeds_scripts(extension)
     }
 
     pub(super) fn has_kubernetes_gateway(&self, namespace: &str, name: &str) -> bool {

@@ -98,7 +98,7 @@ impl World {
         let pods = self.pods().map(|pod| (&pod.meta.namespace, &*pod.meta.labels));
         let templates = self.templates().map(|template| (&template.meta.namespace, &template.spec.labels));
         let gateways = pods.chain(templates).filter(|(of, labels)| {
-            selects(selector, labels) && namespace.is_none_or(|namespace| **of == *namespace)
+            namespace.is_none_or(|namespace| **of == *namespace) && selects(selector, labels)
         });
         let services = gateways.flat_map(|(namespace, labels)| self.services_selecting(namespace, labels));
         services.flat_map(|service| &service.spec.external_addresses).collect()
