@@ -176,6 +176,10 @@ impl Publisher {
             let result = self.write().finish_first_compile(compiled);
             match result {
                 FirstCompileResult::Outdated => {}
+                FirstCompileResult::Done if scope.is_base() => {
+                    // Rounds skip the scopes over a base that is not compiled. Their proxies wait for this one.
+                    return self.publish();
+                }
                 FirstCompileResult::Done => return,
                 FirstCompileResult::Failed(report) => return self.report_panic(&report),
             }

@@ -7,6 +7,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize},
     },
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -271,6 +272,29 @@ fn streams_end_when_the_pod_no_longer_matches_the_view() {
     put(&publisher, "pod", &pod("v2", "other"));
     assert!(is_ended(&one));
     assert!(matches!(connect(&publisher, client("x", json!({}))), Err(Refused::AccountMismatch(_))));
+}
+
+#[test]
+fn a_scope_that_loses_its_views_and_its_filters_in_one_change_gets_a_base() {
+    // Scopes with filters have no base.
+    const FILTER: &str = "{apiVersion: networking.istio.io/v1alpha3, kind: EnvoyFilter, metadata: {name: f, namespace: istio-system}, spec: {configPatches: [{applyTo: CLUSTER, patch: {operation: MERGE, value: {connect_timeout: 7s}}}]}}";
+    let publisher = new_publisher();
+    for (name, text) in [("a", service("a")), ("filter", FILTER.to_owned()), ("pod", pod("v1", "default"))] {
+        put(&publisher, name, &text);
+    }
+    let ended = connect(&publisher, client("x", json!({}))).unwrap();
+    let change = |path: &str, state| FileChange { layer: 0, path: path.to_owned(), state };
+    publisher.apply(vec![
+        change("filter", FileState::Deleted),
+        change("pod", FileState::Text(pod("v2", "default"))),
+    ]);
+    assert!(ended.0.snapshot.has_changed().is_err());
+    // The new stream begins before the old one has ended.
+    let next = publisher.connect(client("x", json!({})));
+    let next = RUNTIME.block_on(async { tokio::time::timeout(Duration::from_secs(60), next).await });
+    let next = next.expect("the scope is never compiled").unwrap();
+    let fresh = fresh(&[&service("a"), &pod("v2", "default")], client("x", json!({})));
+    assert_eq!(differences(&bodies(&snapshot(&next)), &fresh), [""; 0]);
 }
 
 /// Cluster whose scopes a [`Gate`] pauses.
