@@ -80,6 +80,7 @@ fn a_refusal_names_the_resource_and_the_field() {
         ("empty-stat-prefix", "filters[0].typed_config.stat_prefix: must not be empty"),
         ("unknown-mirror", "names cluster \"two\", which does not exist"),
         ("duplicate-address", "has the address 127.0.0.1:10000 already"),
+        ("duplicate-pipe", "has the address /nowhere/socket already"),
         ("dns-caches-differ", "another DNS cache has the name \"c\""),
         ("retry-intervals", "retry_policy.retry_back_off.max_interval: must be at least base_interval"),
     ] {

@@ -29,12 +29,15 @@ impl Claims {
         listener: &Listener,
         all: &BTreeMap<Arc<str>, Slot<Listener>>,
     ) -> Result<(), Reject> {
-        // The kernel assigns different ports instead of port 0.
-        let fixed = || listener.addresses.iter().filter(|address| !listener.bind || address.port() != 0);
+        // The kernel assigns different ports instead of port 0, which addresses of Unix domain sockets also have.
+        let is_fixed =
+            |address: &&SocketAddr| !listener.bind || listener.pipe.is_some() || address.port() != 0;
+        let fixed = || listener.addresses.iter().filter(is_fixed);
         for address in fixed() {
             if let Some(other) =
                 self.0.get(address).filter(|other| *other != name && has(all, other, address))
             {
+                let address = listener.pipe.as_ref().map_or_else(|| address.to_string(), ToString::to_string);
                 return Err(Reject::new(format!(
                     "listener {other:?} has the address {address} already: choose another, or remove one of the listeners"
                 )));
