@@ -14,6 +14,7 @@ mod mesh;
 mod support;
 
 use std::{
+    io::{Read as _, Write as _},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -21,7 +22,7 @@ use std::{
 use admission::{LONG, SHORT, echo, limits, publish, web};
 use mesh::{Mesh, accepting, connecting};
 use skysail_core::SpiffeId;
-use skysail_identity::{KeyAndCsr, Live, Roots, TlsSpec};
+use skysail_identity::{Acceptor, KeyAndCsr, Live, Roots, TlsSpec};
 use skysail_policy::config::{HttpManager, Snapshot, route::Forward};
 use skysail_proxy::overload::Limits;
 use support::{Client, Proxy, cluster, http, listener, server, snapshot, tcp, within};
@@ -29,7 +30,10 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{
+    TlsConnector,
+    rustls::{self, ClientConnection},
+};
 
 #[tokio::test]
 async fn connections_of_peers_without_a_trusted_root_end_on_either_side() {
@@ -188,25 +192,46 @@ async fn a_certificate_that_is_accepted_without_being_valid_identifies_nobody() 
         }
     })
     .await;
-    let mut spec = mesh.spec("server", "client", &[]);
+    let strict = mesh.spec("server", "client", &[]);
+    let mut spec = strict.clone();
     let check = spec.peer.as_mut().unwrap();
     (check.accepts_untrusted, check.required) = (true, false);
+    let tls = accepting(&spec);
     let change = |manager: &mut HttpManager, _: &mut Forward| {
         let forward = ForwardClientCert::SanitizeSet;
         manager.client_cert = ClientCertDetails { forward, ..ClientCertDetails::default() };
     };
-    let listener = listener(http(change), Some(accepting(&spec)));
+    let listener = listener(http(change), Some(tls.clone()));
     let proxy = Proxy::start(listener, vec![cluster(&[received], None)]).await;
     let trusts = mesh.spec("client", "server", &[]);
     let stranger = other.spec("client", "server", &[]).identities;
     let of = |identities| TlsSpec { identities, ..trusts.clone() };
-    for (client, forwarded) in [(trusts.clone(), true), (of(stranger), false), (of(Vec::new()), false)] {
+    let stranger = of(stranger);
+    let request = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+    for (client, forwarded) in [(trusts.clone(), true), (stranger.clone(), false), (of(Vec::new()), false)] {
         let stream = TcpStream::connect(proxy.address).await.unwrap();
         let connector = TlsConnector::from(client.client().unwrap());
         let mut stream = within(connector.connect("a".try_into().unwrap(), stream)).await.unwrap();
-        within(stream.write_all(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")).await.unwrap();
+        within(stream.write_all(request)).await.unwrap();
         let mut answer = String::new();
         within(stream.read_to_string(&mut answer)).await.unwrap();
         assert!(answer.contains(&format!("x-forwarded: {forwarded}\r\n")), "{answer}");
     }
+    // Nor does it if a new configuration, which refuses it, arrives during the handshake.
+    let (mut client, mut tcp) = (
+        ClientConnection::new(stranger.client().unwrap(), "a".try_into().unwrap()).unwrap(),
+        std::net::TcpStream::connect(proxy.address).unwrap(),
+    );
+    let answer = tokio::task::spawn_blocking(move || {
+        client.write_tls(&mut tcp).unwrap();
+        client.read_tls(&mut tcp).unwrap();
+        client.process_new_packets().unwrap();
+        tls.config.store(Some(Arc::new(Acceptor::new(&strict).unwrap())));
+        let (mut stream, mut answer) = (rustls::Stream::new(&mut client, &mut tcp), String::new());
+        stream.write_all(request).unwrap();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    });
+    let answer = within(answer).await.unwrap();
+    assert!(answer.contains("x-forwarded: false\r\n"), "{answer}");
 }

@@ -33,6 +33,7 @@ use crate::{
     },
 };
 use skysail_http::{socket::Stream, timer::Timer};
+use skysail_identity::Acceptor;
 use skysail_policy::{
     config::{FilterChain, listener::Terminal, tls::ServerTls},
     matching,
@@ -112,10 +113,14 @@ async fn begin(
             Some(Box::new(Box::pin(admitted).await?))
         }
     };
-    if let Some(tls) = &chain.tls {
-        terminate_tls((&mut stream, &mut timer), tls, &chain, worker, &arrival, &findings).await?;
-    }
-    let peer = peer(&stream, &chain, worker);
+    let acceptor = match &chain.tls {
+        Some(tls) => {
+            let connection = (&mut *stream, &mut timer);
+            Some(terminate_tls(connection, tls, &chain, worker, &arrival, &findings).await?)
+        }
+        None => None,
+    };
+    let peer = peer(&stream, acceptor, worker);
     let mut origin = Rc::new(arrival.origin(&chain, findings, peer));
     if !is_admitted(&mut origin, worker).await {
         stream.close(&mut timer).await;
@@ -126,21 +131,19 @@ async fn begin(
     Some((Box::new(Accepted { stream, timer, origin, registered }), early, counted))
 }
 
-/// Returns the peer after the handshake. A certificate that is accepted without being valid identifies nobody.
-fn peer(stream: &Stream, chain: &FilterChain, worker: &Worker) -> Peer {
+/// Returns the peer after the handshake, which `acceptor` made. A certificate that is accepted without being valid
+/// identifies nobody.
+fn peer(stream: &Stream, acceptor: Option<Arc<Acceptor>>, worker: &Worker) -> Peer {
     let agreed = stream.agreed();
     let presented = agreed.and_then(|agreed| agreed.peer_certificates()).unwrap_or_default();
-    let acceptor = chain.tls.as_ref().map(|tls| tls.config.load_full());
-    let is_identified =
-        acceptor.is_none_or(|acceptor| acceptor.is_some_and(|acceptor| acceptor.identifies(presented)));
-    let mut peer = Peer::of(agreed, worker.shared.dialer.principal());
-    if !is_identified {
-        peer.certificate = None;
+    let principal = worker.shared.dialer.principal();
+    match acceptor {
+        Some(acceptor) if !acceptor.identifies(presented) => Peer::secured(None, principal),
+        _ => Peer::of(agreed, principal),
     }
-    peer
 }
 
-/// Terminates TLS. Returns `None` if the handshake has failed, which it counts and logs.
+/// Terminates TLS. Returns the acceptor of the handshake; `None` if the handshake has failed, which it counts and logs.
 async fn terminate_tls(
     (stream, timer): (&mut Stream, &mut Timer),
     tls: &ServerTls,
@@ -148,14 +151,14 @@ async fn terminate_tls(
     worker: &Worker,
     arrival: &Arrival,
     findings: &Findings,
-) -> Option<()> {
+) -> Option<Arc<Acceptor>> {
     let Arrival { source, destination, listener, .. } = arrival;
     let counters = worker.shard.listener(&listener.name);
     match accept_tls(stream, timer, tls, findings, chain.handshake_timeout).await {
-        Ok(resumed) => {
+        Ok((acceptor, resumed)) => {
             counters.tls_handshakes.inc();
             counters.tls_resumed.add(resumed.into());
-            Some(())
+            Some(acceptor)
         }
         Err(error) => {
             if error.kind() == io::ErrorKind::TimedOut {
@@ -194,26 +197,29 @@ async fn is_allowed(origin: &Origin, worker: &Rc<Worker>) -> bool {
     })
 }
 
-/// Runs the TLS handshake. Returns whether it resumed a session.
+/// Runs the TLS handshake. Returns its acceptor, and whether it resumed a session.
 async fn accept_tls(
     stream: &mut Stream,
     timer: &mut Timer,
     tls: &ServerTls,
     findings: &Findings,
     timeout: Option<Duration>,
-) -> io::Result<bool> {
+) -> io::Result<(Arc<Acceptor>, bool)> {
     let Some(acceptor) = tls.config.load_full() else {
         return Err(io::Error::other("the certificate of this proxy has not arrived yet"));
     };
     let deadline = timeout.map(|timeout| Instant::now() + timeout);
-    let mut handshake = std::pin::pin!(stream.accept_tls(&acceptor, &findings.protocols));
-    poll_fn(|cx| {
-        if let Poll::Ready(result) = handshake.as_mut().poll(cx) {
-            return Poll::Ready(result);
-        }
-        timer.poll(cx, deadline).map(|()| Err(io::ErrorKind::TimedOut.into()))
-    })
-    .await
+    let resumed = {
+        let mut handshake = std::pin::pin!(stream.accept_tls(&acceptor, &findings.protocols));
+        let shaken = poll_fn(|cx| {
+            if let Poll::Ready(result) = handshake.as_mut().poll(cx) {
+                return Poll::Ready(result);
+            }
+            timer.poll(cx, deadline).map(|()| Err(io::ErrorKind::TimedOut.into()))
+        });
+        shaken.await?
+    };
+    Ok((acceptor, resumed))
 }
 
 #[cfg(test)]
