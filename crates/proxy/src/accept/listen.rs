@@ -1,8 +1,8 @@
-//! Listening sockets. One thread binds them for all workers, and each worker accepts from its own.
+//! Listening sockets. One thread binds them for all workers.
 //!
-//! Every worker has a socket on the same address (`SO_REUSEPORT`), so the kernel distributes the connections and
-//! workers share nothing. A Unix domain socket is one for all workers. Sockets are bound before the workers get the configuration: a listener that cannot be bound
-//! is reported, and does not delay the others.
+//! Every worker has its own socket on an IP address (`SO_REUSEPORT`), so the kernel distributes the connections. A Unix
+//! domain socket cannot be bound twice: all workers accept from the same. Sockets are bound before the workers get the
+//! configuration: a listener that cannot be bound is reported, and does not delay the others.
 
 use std::{
     io,
@@ -78,12 +78,13 @@ pub(crate) fn bind(address: SocketAddr, workers: usize) -> io::Result<Vec<std::n
 pub(crate) fn bind_pipe(path: &str, workers: usize) -> io::Result<Vec<std::net::TcpListener>> {
     let address = pipe_path(path)?;
     let socket = match listen(&address) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_abandoned(path, &address) => {
-            std::fs::remove_file(path)?;
-            listen(&address)
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            let Some(abandoned) = abandoned(path, &address) else { return Err(error) };
+            abandoned.remove();
+            listen(&address)?
         }
-        made => made,
-    }?;
+        made => made?,
+    };
     // The workers treat all sockets alike; only the addresses of connections differ.
     let of_worker = |_| Ok(std::net::TcpListener::from(OwnedFd::from(socket.try_clone()?)));
     (0..workers).map(of_worker).collect()
@@ -96,11 +97,12 @@ fn listen(address: &SockAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Returns whether a path is a socket on which no process listens.
-fn is_abandoned(path: &str, address: &SockAddr) -> bool {
-    let connect = || Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?.connect(address);
-    PipeFile::at(path).is_some()
-        && connect().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+/// Returns the socket at a path if no process listens on it.
+fn abandoned(path: &str, address: &SockAddr) -> Option<PipeFile> {
+    // Identified before the attempt: another process may replace it meanwhile.
+    let file = PipeFile::at(path)?;
+    let connected = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None).ok()?.connect(address);
+    connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused).then_some(file)
 }
 
 /// The file of a Unix domain socket.
