@@ -234,6 +234,24 @@ async fn connections_are_tunnelled_in_bodies_of_a_post() {
     assert_eq!(proxy.connect().await.rest().await, "he", "a response that is cut ends the connection");
 }
 
+/// The inspection of the client's bytes opens the tunnel, because the client sends nothing.
+#[tokio::test]
+async fn a_server_may_send_first_through_a_tunnel() {
+    let connect = "CONNECT a.example:443 HTTP/1.1\r\nHost: a.example:443\r\n\r\n";
+    let open = server(move |_, mut client: Client| async move {
+        client.stream.read_exact(&mut vec![0; connect.len()]).await.unwrap();
+        client.send("HTTP/1.1 200 OK\r\n\r\n220 ready\r\n").await;
+        client.rest().await;
+    })
+    .await;
+    let (mut inspected, mut web) = (tunnelled(false), listener(http(|_, _| ()), None));
+    Arc::get_mut(&mut web.chains[0]).unwrap().matches.application_protocols = vec!["http/1.1".into()];
+    inspected.chains.append(&mut web.chains);
+    inspected.inspect_http = Some(Inspect::default());
+    let proxy = Proxy::start(inspected, vec![cluster(&[open], None)]).await;
+    assert_eq!(within(proxy.connect().await.until("\n")).await, "220 ready\r\n");
+}
+
 /// Starts a server that sends everything at once, half-closes, and reports how many bytes it receives.
 async fn brief() -> (SocketAddr, UnboundedReceiver<usize>) {
     let (tell, received) = unbounded_channel();

@@ -155,15 +155,18 @@ enum FirstBytes {
 }
 
 fn poll_first_bytes((stream, link, _): &mut Server, cx: &mut Context<'_>) -> Poll<FirstBytes> {
+    let has_greeting = link.pool().cluster.metadata_exchange && stream.alpn() == Some(greeting::ALPN);
+    // Bytes may have arrived together with the response that opened a tunnel.
+    match classify(stream.input.bytes(), has_greeting) {
+        FirstBytes::Incomplete => {}
+        known => return Poll::Ready(known),
+    }
     if stream.input.is_full() {
         // Neither HTTP nor metadata fill the buffer.
         return Poll::Ready(FirstBytes::Tcp);
     }
     Poll::Ready(match ready!(stream.poll_fill(cx)) {
-        Ok(1..) => {
-            let has_greeting = link.pool().cluster.metadata_exchange && stream.alpn() == Some(greeting::ALPN);
-            classify(stream.input.bytes(), has_greeting)
-        }
+        Ok(1..) => classify(stream.input.bytes(), has_greeting),
         // The server has closed the connection; the client's connection is closed as well.
         _ => FirstBytes::Tcp,
     })
