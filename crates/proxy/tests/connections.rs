@@ -252,6 +252,29 @@ async fn a_server_may_send_first_through_a_tunnel() {
     assert_eq!(within(proxy.connect().await.until("\n")).await, "220 ready\r\n");
 }
 
+/// The bytes of a tunnel begin with HTTP, so no metadata of sidecars precede them.
+#[tokio::test]
+async fn a_tunnel_does_not_exchange_the_metadata_of_sidecars() {
+    let (mesh, post) =
+        (Mesh::new(), "POST / HTTP/1.1\r\nHost: a.example:443\r\nTransfer-Encoding: chunked\r\n\r\n");
+    let server = server(move |_, mut client: Client| async move {
+        client.stream.read_exact(&mut vec![0; post.len()]).await.unwrap();
+        client.send("HTTP/1.1 200 OK\r\n\r\nhello ").await;
+        assert_eq!(client.exactly(10).await, "5\r\nworld\r\n");
+        client.send("all").await;
+    })
+    .await;
+    let mut behind = listener(tcp(), Some(mesh.server("server", "client")));
+    Arc::get_mut(&mut behind.chains[0]).unwrap().metadata_exchange = true;
+    let behind = Proxy::called("behind", behind, vec![cluster(&[server], None)]).await;
+    let mut secured = cluster(&[behind.address], Some(&mesh.client("client", "server")));
+    secured.metadata_exchange = true;
+    let proxy = Proxy::start(tunnelled(true), vec![secured]).await;
+    let mut client = proxy.connect().await;
+    client.send("world").await;
+    assert_eq!(within(client.rest()).await, "hello all");
+}
+
 /// Starts a server that sends everything at once, half-closes, and reports how many bytes it receives.
 async fn brief() -> (SocketAddr, UnboundedReceiver<usize>) {
     let (tell, received) = unbounded_channel();

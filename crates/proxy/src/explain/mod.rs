@@ -311,8 +311,9 @@ impl ProxyConfiguration {
         explained.protocol = "tcp";
         explained.timeout = proxy.max_duration.map(|duration| duration.as_secs_f64());
         explained.idle_timeout = proxy.idle_timeout.map(|timeout| timeout.as_secs_f64());
+        let sends = EndpointProtocol::Bytes { is_tunnel: proxy.tunnel.is_some() };
         let mut add = |name: &str, share: f64| {
-            let target = self.target(name, share, destination, EndpointProtocol::Bytes, 0);
+            let target = self.target(name, share, destination, sends, 0);
             explained.targets.push(target);
         };
         match &proxy.targets {
@@ -457,7 +458,8 @@ impl ProxyConfiguration {
             let found = Found { table, host, route, target, exact: explained.is_exact_domain };
             let Some(name) = forward.cluster(target, head) else {
                 let reason = "the request has no header that names the cluster".to_owned();
-                let mut target = self.target("", share, destination, EndpointProtocol::Bytes, 0);
+                let sends = EndpointProtocol::Bytes { is_tunnel: false };
+                let mut target = self.target("", share, destination, sends, 0);
                 target.failure = Some((forward.cluster_not_found, reason));
                 explained.targets.push(target);
                 return;

@@ -12,6 +12,7 @@ use skysail_policy::{
         tls::ClientTls,
     },
     headers,
+    peer::greeting,
     record::Record,
     route::{self, Found},
 };
@@ -87,8 +88,8 @@ pub(super) fn weighted(total: u32, targets: &[Weighted]) -> impl Iterator<Item =
 /// Protocol of a connection to an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum EndpointProtocol<'a> {
-    /// Bytes of a connection.
-    Bytes,
+    /// Bytes of a connection, which a tunnel may carry.
+    Bytes { is_tunnel: bool },
     /// A request; `istio` selects Istio's ALPN protocols.
     Http { head: &'a RequestHead, istio: bool },
 }
@@ -202,7 +203,11 @@ fn tls_report(
                 _ => own(),
             }
         }
-        EndpointProtocol::Bytes => own(),
+        EndpointProtocol::Bytes { is_tunnel } => {
+            let mut alpn = own();
+            alpn.retain(|protocol| !is_tunnel || protocol.as_bytes() != greeting::ALPN);
+            alpn
+        }
     };
     let server_name = match (&settings.sni, sends) {
         (Some(name), _) => name.to_str().into_owned(),

@@ -77,14 +77,9 @@ pub(crate) async fn connect(
         // An early connection must not take the place of a client that waits.
         None => pool.admit(host).map_err(|LimitReached| Error::new(Kind::Overflow))?,
     };
-    let got = upstream::bytes(
-        pool,
-        host,
-        &AlpnOffer::BYTES.for_client(origin.ends()),
-        &worker.shared.dialer,
-        place,
-    )
-    .await;
+    let offer = if proxy.tunnel.is_some() { AlpnOffer::TUNNEL } else { AlpnOffer::BYTES };
+    let offer = offer.for_client(origin.ends());
+    let got = upstream::bytes(pool, host, &offer, &worker.shared.dialer, place).await;
     let outcome = got.inspect_err(|error| pool.note_failure(&host.endpoint, &error.kind, &worker.rng));
     let Upstream { wire, link } = outcome?;
     pool.note(&host.endpoint, UpstreamResult::Connected, &worker.rng);

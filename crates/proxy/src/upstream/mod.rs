@@ -47,7 +47,7 @@ use skysail_policy::{
         tls::{ClientConfigs, ClientTls},
     },
     error::{Error, Kind},
-    peer::Peer,
+    peer::{Peer, greeting},
     route,
 };
 
@@ -68,6 +68,8 @@ pub(crate) struct AlpnOffer {
     pub(crate) ends: Option<Addresses>,
     /// Host for SNI, if it depends on the request (`auto_sni`).
     host: Option<Box<str>>,
+    /// The bytes begin with HTTP: the metadata of sidecars must not precede them.
+    is_tunnel: bool,
 }
 
 /// Protocol of a connection unless ALPN negotiates another.
@@ -84,7 +86,9 @@ pub(crate) enum ApplicationProtocol {
 impl AlpnOffer {
     /// Offer of connections that carry opaque bytes.
     pub(crate) const BYTES: Self =
-        Self { protocol: ApplicationProtocol::Bytes, istio: false, ends: None, host: None };
+        Self { protocol: ApplicationProtocol::Bytes, istio: false, ends: None, host: None, is_tunnel: false };
+    /// Offer of connections to a proxy that is asked for a tunnel.
+    pub(crate) const TUNNEL: Self = Self { is_tunnel: true, ..Self::BYTES };
 
     /// Returns the offer for a request that is sent to a cluster.
     pub(crate) fn http(cluster: &Cluster, head: &RequestHead, istio: bool) -> Self {
@@ -95,7 +99,7 @@ impl AlpnOffer {
         };
         let protocol = if http2 { ApplicationProtocol::Http2 } else { ApplicationProtocol::Http1 };
         let host = cluster.auto_sni.as_ref().and_then(|auto| sni_host(auto, head)).map(Into::into);
-        Self { protocol, istio, ends: None, host }
+        Self { protocol, istio, ends: None, host, is_tunnel: false }
     }
 
     /// Returns the offer for a connection on behalf of a downstream connection, whose addresses a PROXY header
@@ -229,7 +233,7 @@ async fn open(
 ) -> Result<Upstream, Error> {
     let _connecting = (offer.protocol == ApplicationProtocol::Http2).then(|| Connecting::begin(host));
     let connect = async {
-        let (stream, peer) = establish(pool, &host.endpoint, tls.as_ref(), offer.ends, dialer).await?;
+        let (stream, peer) = establish(pool, &host.endpoint, tls.as_ref(), offer, dialer).await?;
         let http2 = match stream.alpn() {
             Some(agreed) => agreed.ends_with(b"h2"),
             None => offer.protocol == ApplicationProtocol::Http2,
@@ -306,7 +310,7 @@ async fn establish(
     pool: &Pool,
     endpoint: &Endpoint,
     tls: Option<&UpstreamTls>,
-    ends: Option<Addresses>,
+    offer: &AlpnOffer,
     dialer: &Dialer,
 ) -> Result<(Stream, Peer), Error> {
     let refused = |error: io::Error| {
@@ -314,16 +318,30 @@ async fn establish(
     };
     let mut tcp = connect_endpoint(endpoint, &pool.cluster, dialer.mark).await.map_err(refused)?;
     if let Some(version) = pool.cluster.proxy_protocol {
-        tcp.write_all(&proxy_protocol::write(version, ends)).await.map_err(refused)?;
+        tcp.write_all(&proxy_protocol::write(version, offer.ends)).await.map_err(refused)?;
     }
     let mut stream = Stream::new(tcp);
     let Some(UpstreamTls { config, host }) = tls else { return Ok((stream, Peer::plain())) };
     let name = server_name(endpoint, host.as_deref())?;
     let failed =
         |error: io::Error| Error::caused(Kind::ConnectFailed, format_args!("TLS error: {}", reason(&error)));
+    let config = match offer.is_tunnel {
+        true => &without_greeting(config).map_err(|error| failed(io::Error::other(error)))?,
+        false => config,
+    };
     stream.connect_tls(config, name, endpoint.address).await.map_err(failed)?;
     let peer = Peer::of(stream.agreed(), dialer.principal());
     Ok((stream, peer))
+}
+
+/// Returns the TLS settings without the offer to exchange the metadata of sidecars.
+fn without_greeting(config: &Arc<Connector>) -> Result<Arc<Connector>, skysail_identity::Error> {
+    let others = config.alpn().iter().map(|protocol| &**protocol);
+    let others: Vec<&[u8]> = others.filter(|protocol| *protocol != greeting::ALPN).collect();
+    if others.len() == config.alpn().len() {
+        return Ok(Arc::clone(config));
+    }
+    config.offering(&others).map(Arc::new)
 }
 
 /// Connects to an endpoint. With several addresses, the first to answer wins (RFC 8305): the next one is tried
