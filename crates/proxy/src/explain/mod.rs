@@ -50,6 +50,7 @@ pub use self::report::{
 };
 use self::{filters::Passage, origins::Origins, target::EndpointProtocol};
 use crate::{
+    request::hop,
     translate::{self, Reject, TlsContexts, Translator},
     worker::{filter_chain_match, inspect::Findings},
 };
@@ -192,9 +193,10 @@ impl ProxyConfiguration {
         found.map(|listener| listener.name.to_string())
     }
 
-    /// Returns the ports of the listeners that have sockets.
+    /// Returns the ports of the listeners that have TCP sockets.
     pub fn ports(&self) -> BTreeSet<u16> {
-        let bound = self.snapshot.listeners.by_name.values().filter(|listener| listener.bind);
+        let has_port = |listener: &&Arc<Listener>| listener.bind && listener.pipe.is_none();
+        let bound = self.snapshot.listeners.by_name.values().filter(has_port);
         bound.flat_map(|listener| listener.addresses.iter().map(SocketAddr::port)).collect()
     }
 
@@ -334,16 +336,21 @@ impl ProxyConfiguration {
     ) {
         explained.protocol = "http";
         let mut head = head.copy();
+        if hop::refuses_underscores(manager, &mut head) {
+            let reason = "the name of a header has an underscore".to_owned();
+            explained.outcome = Outcome::Responded(400, reason);
+            return;
+        }
         path::normalize(manager, &mut head);
-        let hop = Hop {
+        let arrival = Hop {
             source: subject.source.ip(),
-            own: crate::request::hop::own_address,
+            own: hop::own_address,
             local_port: subject.destination.port(),
             tls: subject.peer.tls,
             certified: subject.peer.certificate.is_some(),
             forwarded_cert: None,
         };
-        let remote = headers::receive(manager, hop, &mut head, &mut fastrand::Rng::with_seed(0));
+        let remote = headers::receive(manager, arrival, &mut head, &mut fastrand::Rng::with_seed(0));
         let table = match &manager.routes {
             Routes::Inline(table) => Arc::clone(table),
             Routes::Named(name) => match self.snapshot.routes.get(name) {
@@ -566,3 +573,6 @@ fn peer(connection: &Connection<'_>, verdict: &CertificateVerdict) -> Peer {
         certificate.map(|certificate| Rc::new(Certificate::new(&[], certificate.names().clone())));
     Peer::secured(certificate, None)
 }
+
+#[cfg(test)]
+mod tests;
