@@ -110,6 +110,7 @@ pub(crate) fn is_idempotent(method: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
     #[test]
     fn connection_fields_are_removed() {
         let mut head = RequestHead::build(
