@@ -1,6 +1,10 @@
 //! Short names for Envoy's messages, and constructors of small ones.
 
-use std::{collections::HashMap, net::IpAddr, time};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time,
+};
 
 use skysail_xds::istio;
 
@@ -72,6 +76,22 @@ pub(super) fn cidr(text: &str) -> Option<core::CidrRange> {
     let length: u32 = length.unwrap_or(longest);
     (length <= longest)
         .then(|| core::CidrRange { address_prefix: ip.to_string(), prefix_len: uint32(length) })
+}
+
+/// Returns the network of a block of addresses. Bits of the address after the prefix have no meaning.
+pub(super) fn network(range: &core::CidrRange) -> String {
+    let length = range.prefix_len.map_or(0, |length| length.value);
+    match range.address_prefix.parse() {
+        Ok(IpAddr::V4(ip)) => {
+            let mask = u32::MAX.checked_shl(32_u32.saturating_sub(length)).unwrap_or(0);
+            format!("{}/{length}", Ipv4Addr::from_bits(ip.to_bits() & mask))
+        }
+        Ok(IpAddr::V6(ip)) => {
+            let mask = u128::MAX.checked_shl(128_u32.saturating_sub(length)).unwrap_or(0);
+            format!("{}/{length}", Ipv6Addr::from_bits(ip.to_bits() & mask))
+        }
+        Err(_) => range.address_prefix.clone(),
+    }
 }
 
 /// Returns the configuration source for the stream that carries the resource itself (ADS).

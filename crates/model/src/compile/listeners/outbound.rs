@@ -7,7 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::IpAddr,
     sync::Arc,
 };
 
@@ -37,7 +37,7 @@ use crate::{
         dynamic_dns::{self, Families},
         extension::Extensions,
         filters::{self, FilterSettings, HttpPolicy, Routes},
-        pb::{address, boolean, core, listener, pack, seconds, uint32},
+        pb::{address, boolean, core, listener, network, pack, seconds, uint32},
         routes,
         telemetry::SideTelemetry,
         visibility::UnknownDestinations,
@@ -388,22 +388,6 @@ impl Draft {
             listener_filters_timeout: Some(timeout),
             ..unbound(name, first, extra, self.port)
         }
-    }
-}
-
-/// Returns the network of a block of addresses. Bits of the address after the prefix have no meaning.
-fn network(range: &core::CidrRange) -> String {
-    let length = range.prefix_len.map_or(0, |length| length.value);
-    match range.address_prefix.parse() {
-        Ok(IpAddr::V4(ip)) => {
-            let mask = u32::MAX.checked_shl(32_u32.saturating_sub(length)).unwrap_or(0);
-            format!("{}/{length}", Ipv4Addr::from_bits(ip.to_bits() & mask))
-        }
-        Ok(IpAddr::V6(ip)) => {
-            let mask = u128::MAX.checked_shl(128_u32.saturating_sub(length)).unwrap_or(0);
-            format!("{}/{length}", Ipv6Addr::from_bits(ip.to_bits() & mask))
-        }
-        Err(_) => range.address_prefix.clone(),
     }
 }
 
