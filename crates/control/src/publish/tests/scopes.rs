@@ -297,6 +297,23 @@ fn a_scope_that_loses_its_views_and_its_filters_in_one_change_gets_a_base() {
     assert_eq!(differences(&bodies(&snapshot(&next)), &fresh), [""; 0]);
 }
 
+#[test]
+fn a_private_rule_for_a_service_without_port_80_has_a_virtual_host_there() {
+    const RULE: &str = "{apiVersion: networking.istio.io/v1, kind: VirtualService, metadata: {name: v, namespace: x}, spec: {hosts: [b], exportTo: [.], http: [{route: [{destination: {host: a}}]}]}}";
+    let publisher = new_publisher();
+    let other = service("b").replace("name: http, port: 80", "name: tcp, port: 3306");
+    for (name, text) in [("a", service("a")), ("b", other), ("rule", RULE.to_owned())] {
+        put(&publisher, name, &text);
+    }
+    let has = |namespace: &str| {
+        let one = connect(&publisher, client(namespace, json!({"SKYSAIL_VHDS": "true"}))).unwrap();
+        let name: Arc<str> = "80/b.x.svc.cluster.local:80".into();
+        bodies(&snapshot(&one)).contains_key(&(Kind::VirtualHost, name))
+    };
+    // Clients of both namespaces share a base, which does not have it.
+    assert_eq!((has("x"), has("y")), (true, false));
+}
+
 /// Cluster whose scopes a [`Gate`] pauses.
 const PAUSED: &str = "paused";
 

@@ -76,11 +76,8 @@ pub(super) fn at_socket(scope: &Scope<'_>, name: &str, services: &[Arc<Typed<Ser
 
 /// Returns the virtual hosts of an HTTP port.
 fn hosts(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) -> Vec<route::VirtualHost> {
-    let routed = |service: &&&Typed<Service>| {
-        let port = service.spec.port(port);
-        port.is_some_and(|port| port.protocol.is_http() || port.protocol == Protocol::Unknown)
-    };
-    let services: Vec<&Typed<Service>> = services.iter().filter(routed).copied().collect();
+    let routed = services.iter().filter(|service| is_routed(service, port));
+    let services: Vec<&Typed<Service>> = routed.copied().collect();
     let aliases = scope.world.aliases(scope.namespace);
     let of_service =
         |service: &&Typed<Service>| of_service(scope, service, port, domains(scope, service, &aliases));
@@ -89,6 +86,12 @@ fn hosts(scope: &Scope<'_>, services: &[&Typed<Service>], port: u16) -> Vec<rout
     hosts.sort_by(|a, b| a.name.cmp(&b.name));
     make_unique(&mut hosts);
     hosts
+}
+
+/// Returns whether a service has this port for HTTP.
+fn is_routed(service: &Typed<Service>, port: u16) -> bool {
+    let port = service.spec.port(port);
+    port.is_some_and(|port| port.protocol.is_http() || port.protocol == Protocol::Unknown)
 }
 
 /// Compiles the routes of the services whose routes differ in the client's namespace, one resource for each virtual
@@ -131,12 +134,48 @@ pub(super) fn of_namespace(
                 }));
             }
         }
+        match elsewhere(scope, service) {
+            Elsewhere::Nothing => {}
+            Elsewhere::Host(mut other) if has_routes(WELL_KNOWN_PORT) => {
+                other.name = format!("{WELL_KNOWN_PORT}/{}", other.name);
+                made.push(order::encode_host(&WELL_KNOWN_PORT.to_string(), &other));
+            }
+            Elsewhere::Host(_) => {}
+            Elsewhere::Several => return None,
+        }
         // Of two with the same name, one gets it.
         if !domains.into_iter().collect::<HashSet<_>>().into_iter().all(|domain| claimed.insert(domain)) {
             return None;
         }
     }
     Some(made)
+}
+
+/// Virtual hosts of a service on ports that it does not have ([`of_other_hosts`]).
+enum Elsewhere {
+    Nothing,
+    /// The one on port 80.
+    Host(route::VirtualHost),
+    /// Its VirtualService has several hosts, which may be on the ports of each other.
+    Several,
+}
+
+fn elsewhere(scope: &Scope<'_>, service: &Typed<Service>) -> Elsewhere {
+    let host = service.fqdn();
+    let rule = scope.virtual_service(&host).filter(|rule| rule.spec.derived.is_none());
+    let Some(rule) = rule else { return Elsewhere::Nothing };
+    if rule.spec.hosts.len() > 1 {
+        return Elsewhere::Several;
+    }
+    if is_routed(service, WELL_KNOWN_PORT) {
+        return Elsewhere::Nothing;
+    }
+    let routes = virtual_service::routes(scope, rule, WELL_KNOWN_PORT);
+    if routes.is_empty() {
+        return Elsewhere::Nothing;
+    }
+    let name = format!("{host}:{WELL_KNOWN_PORT}");
+    Elsewhere::Host(virtual_host(scope.headers, name, vec![host], routes))
 }
 
 /// Compiles the routes of a service that is visible everywhere again. `made` returns the previous resource. Only the
