@@ -134,14 +134,10 @@ pub(super) fn of_namespace(
                 }));
             }
         }
-        match elsewhere(scope, service) {
-            Elsewhere::Nothing => {}
-            Elsewhere::Host(mut other) if has_routes(WELL_KNOWN_PORT) => {
-                other.name = format!("{WELL_KNOWN_PORT}/{}", other.name);
-                made.push(order::encode_host(&WELL_KNOWN_PORT.to_string(), &other));
-            }
-            Elsewhere::Host(_) => {}
-            Elsewhere::Several => return None,
+        let others = on_well_known_port(scope, service)?;
+        for mut other in others.into_iter().filter(|_| has_routes(WELL_KNOWN_PORT)) {
+            other.name = format!("{WELL_KNOWN_PORT}/{}", other.name);
+            made.push(order::encode_host(&WELL_KNOWN_PORT.to_string(), &other));
         }
         // Of two with the same name, one gets it.
         if !domains.into_iter().collect::<HashSet<_>>().into_iter().all(|domain| claimed.insert(domain)) {
@@ -151,31 +147,22 @@ pub(super) fn of_namespace(
     Some(made)
 }
 
-/// Virtual hosts of a service on ports that it does not have ([`of_other_hosts`]).
-enum Elsewhere {
-    Nothing,
-    /// The one on port 80.
-    Host(route::VirtualHost),
-    /// Its VirtualService has several hosts, which may be on the ports of each other.
-    Several,
-}
-
-fn elsewhere(scope: &Scope<'_>, service: &Typed<Service>) -> Elsewhere {
+/// Returns the virtual host of a service on port 80, which it does not have ([`of_other_hosts`]); empty if there is none.
+/// Returns `None` if its VirtualService has several hosts, which may be on the ports of each other.
+fn on_well_known_port(scope: &Scope<'_>, service: &Typed<Service>) -> Option<Vec<route::VirtualHost>> {
     let host = service.fqdn();
     let rule = scope.virtual_service(&host).filter(|rule| rule.spec.derived.is_none());
-    let Some(rule) = rule else { return Elsewhere::Nothing };
+    let Some(rule) = rule else { return Some(Vec::new()) };
     if rule.spec.hosts.len() > 1 {
-        return Elsewhere::Several;
+        return None;
     }
     if is_routed(service, WELL_KNOWN_PORT) {
-        return Elsewhere::Nothing;
+        return Some(Vec::new());
     }
     let routes = virtual_service::routes(scope, rule, WELL_KNOWN_PORT);
-    if routes.is_empty() {
-        return Elsewhere::Nothing;
-    }
     let name = format!("{host}:{WELL_KNOWN_PORT}");
-    Elsewhere::Host(virtual_host(scope.headers, name, vec![host], routes))
+    let has_routes = !routes.is_empty();
+    Some(has_routes.then(|| virtual_host(scope.headers, name, vec![host], routes)).into_iter().collect())
 }
 
 /// Compiles the routes of a service that is visible everywhere again. `made` returns the previous resource. Only the
