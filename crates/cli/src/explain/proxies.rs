@@ -26,7 +26,7 @@ pub(super) struct Proxies<'a> {
     notes: RefCell<Vec<String>>,
 }
 
-/// What is known about the configuration that the proxies hold.
+/// Source of the configuration that the proxies hold.
 pub(super) enum Held {
     /// Pages `/config_dump` of some proxies by namespace and name of the pod. The others hold what the control plane
     /// compiles.
