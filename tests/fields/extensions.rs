@@ -102,7 +102,7 @@ fn plugins_that_cannot_run_refuse_requests() {
     ] {
         gives(&mesh, &object, status);
     }
-    assert!(mesh.output().contains("SKY0804"), "{}", mesh.output());
+    mesh.wait_for_output("SKY0804");
     let gateway = "targetRef: {group: gateway.networking.k8s.io, kind: Gateway, name: edge}";
     let at_gateway = |spec: &str| plugin(spec).replace("selector: {matchLabels: {app: api}}", gateway);
     gives(&mesh, &at_gateway("phase: AUTHN"), 200);
