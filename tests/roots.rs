@@ -189,6 +189,8 @@ fn discovery_continues(way: Way) {
         "0",
         "--metrics-port",
         "0",
+        "--merged-metrics-port",
+        "0",
     ]);
     sidecar.until("certificate obtained");
     before.until_connected("a-1.default");

@@ -16,6 +16,7 @@ mod gateway_api_mesh;
 mod gateway_api_tls;
 mod ingress_tls;
 mod limits;
+mod merged_metrics;
 mod mesh_config;
 mod mesh_config_authorizers;
 mod mesh_config_clients;

@@ -15,6 +15,8 @@ pub const ADMIN_PORT: u16 = 15000;
 pub const HEALTH_PORT: u16 = 15021;
 /// Port of metrics: `/stats/prometheus`.
 pub const METRICS_PORT: u16 = 15090;
+/// Port of the metrics of the sidecar and of its workload: `/stats/prometheus`.
+pub const MERGED_METRICS_PORT: u16 = 15020;
 /// Port of discovery and certificates over TLS.
 pub const DISCOVERY_TLS_PORT: u16 = 15012;
 /// Port of discovery in plain text.

@@ -47,6 +47,7 @@ pub mod publish;
 mod readiness;
 mod rules;
 pub mod rundir;
+mod scrape;
 mod survey;
 mod templates;
 mod unsupported;

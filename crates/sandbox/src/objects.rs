@@ -348,7 +348,11 @@ impl MeshSettings {
         Self {
             export_to: mesh.default_service_export_to.clone(),
             root_namespace: mesh.root_namespace.clone(),
-            start: StartSettings { mesh_id: mesh.mesh_id().to_owned(), ..mesh.default_config.start() },
+            start: StartSettings {
+                mesh_id: mesh.mesh_id().to_owned(),
+                merges_metrics: Some(mesh.enable_prometheus_merge),
+                ..mesh.default_config.start()
+            },
         }
     }
 }

@@ -23,7 +23,7 @@ use crate::{
     process::{Program, Restart},
     publish::Target,
     readiness::{Check, ProbeAction, RestartProbe, RestartProbes},
-    rundir, unsupported, volumes,
+    rundir, scrape, unsupported, volumes,
 };
 
 /// Socket mark of sidecars, whose own connections are not intercepted.
@@ -129,6 +129,11 @@ pub(crate) fn sidecar(
         ("--interception-mark", MARK.to_string()),
     ] {
         command.extend([name.to_owned(), value]);
+    }
+    if pod.settings.merges_metrics.unwrap_or(true)
+        && let Ok(Some(page)) = scrape::page(&pod.annotations)
+    {
+        environment.insert(scrape::VARIABLE.to_owned(), page);
     }
     if let Some(envoy) = settings.envoys.get(&format!("{}/{}", pod.namespace, pod.workload)) {
         command.extend(["--envoy".to_owned(), text(envoy)]);

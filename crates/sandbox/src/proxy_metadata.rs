@@ -10,7 +10,7 @@ use skysail_model::api::{
     proxy_config::{Interception, StartSettings},
 };
 
-use crate::objects::Labels;
+use crate::{objects::Labels, scrape};
 
 /// Annotation with the settings of the pod's proxy, in YAML.
 const ANNOTATION: &str = "proxy.istio.io/config";
@@ -59,6 +59,13 @@ pub(crate) fn annotated(annotations: &Labels) -> (StartSettings, Vec<String>) {
         mode.iter().for_each(|mode| settings.interception = Some(*mode));
         problems.extend(mode.err().map(|problem| format!("annotation {INTERCEPTION}: {problem}")));
     }
+    if let Some(text) = annotations.get(scrape::MERGE) {
+        settings.merges_metrics = scrape::boolean(text);
+        if settings.merges_metrics.is_none() {
+            problems.push(format!("annotation {}: {text:?} is not true or false", scrape::MERGE));
+        }
+    }
+    problems.extend(scrape::page(annotations).err());
     for (name, reason, remedy) in WITHOUT_EFFECT.iter().filter(|(name, ..)| annotations.contains_key(*name)) {
         problems.push(format!("annotation {name} has no effect: {reason}; {remedy}"));
     }

@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeMap, net::Ipv4Addr, str::FromStr};
 
-use skysail_core::names::{HEALTH_PORT, INBOUND_PORT, METRICS_PORT, OUTBOUND_PORT};
+use skysail_core::names::{HEALTH_PORT, INBOUND_PORT, MERGED_METRICS_PORT, METRICS_PORT, OUTBOUND_PORT};
 
 /// Condition on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,8 +87,6 @@ const LOOPBACK: Network = Network { address: Ipv4Addr::new(127, 0, 0, 0), prefix
 const DELIVERED_FROM: Network = Network::host(Ipv4Addr::new(127, 0, 0, 6));
 const TCP: u8 = 6;
 const UDP: u8 = 17;
-/// Port of Istio's merged metrics, which its rules do not intercept either.
-const MERGED_METRICS_PORT: u16 = 15020;
 
 const ANNOTATIONS: &str = "traffic.sidecar.istio.io/";
 

@@ -124,8 +124,8 @@ pub struct MeshConfig {
     pub default_providers: DefaultProviders,
     /// Providers that policies and Telemetries name.
     pub extension_providers: Vec<ExtensionProvider>,
-    /// Whether the application's metrics are served along with the proxy's.
-    pub enable_prometheus_merge: IgnoredValue,
+    /// Whether the metrics of workloads are served along with those of their proxies.
+    pub enable_prometheus_merge: bool,
     /// Whether requests are traced without a Telemetry, if the proxy's own configuration names a collector.
     pub enable_tracing: bool,
     /// Whether listeners have no access log for connections without a matching filter chain.
@@ -408,7 +408,7 @@ impl Default for MeshConfig {
             path_normalization: PathNormalization::default(),
             default_providers: DefaultProviders::default(),
             extension_providers: Vec::new(),
-            enable_prometheus_merge: IgnoredValue,
+            enable_prometheus_merge: true,
             enable_tracing: true,
             disable_envoy_listener_log: false,
             networks: MeshNetworks::default(),

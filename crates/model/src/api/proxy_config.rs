@@ -60,6 +60,8 @@ pub struct StartSettings {
     pub drain: Option<Duration>,
     /// Name of the proxy in traces.
     pub tracing_service_name: Option<TracingServiceName>,
+    /// Whether the metrics of the workload are served along with those of the proxy.
+    pub merges_metrics: Option<bool>,
     /// Settings of the proxy's own configuration.
     pub own: OwnSettings,
 }
@@ -94,6 +96,7 @@ impl StartSettings {
         self.interception = over.interception.or(self.interception);
         self.drain = over.drain.or(self.drain);
         self.tracing_service_name = over.tracing_service_name.or(self.tracing_service_name);
+        self.merges_metrics = over.merges_metrics.or(self.merges_metrics);
         self.own.overlay(over.own);
     }
 }
@@ -449,6 +452,7 @@ impl ProxySettings {
             interception: self.interception_mode,
             drain: self.termination_drain_duration,
             tracing_service_name: self.tracing_service_name,
+            merges_metrics: None,
             own: OwnSettings {
                 drain_duration: self.drain_duration,
                 proxy_stats_matcher: self.proxy_stats_matcher.clone(),

@@ -147,7 +147,7 @@ pub(crate) fn node_only(node: &Node) -> Bytes {
     Bootstrap { node: Some(node.clone()), ..Bootstrap::default() }.to_vec().into()
 }
 
-/// Serves pages on an address.
+/// Serves pages on an address, and returns the address.
 ///
 /// # Errors
 /// The address cannot be bound.
@@ -156,17 +156,18 @@ pub(crate) async fn serve(
     address: SocketAddr,
     what: &'static str,
     pages: Pages,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<SocketAddr> {
     let listener = TcpListener::bind(address).await;
     let listener = listener.with_context(|| format!("cannot listen on {address} for the {what}"))?;
-    tracing::info!(address = %listener.local_addr()?, "{what}");
+    let address = listener.local_addr()?;
+    tracing::info!(%address, "{what}");
     let router = match pages {
         Pages::Health => Router::new().route("/healthz/ready", get(server::ready)),
         Pages::Metrics => Router::new().route("/stats/prometheus", get(stats::prometheus)),
         Pages::All => all(),
     };
     tokio::spawn(skysail_admin::serve(listener, router.with_state(Arc::clone(admin))));
-    Ok(())
+    Ok(address)
 }
 
 fn all() -> Router<Arc<Admin>> {

@@ -62,6 +62,12 @@ pub struct Args {
     #[arg(long, value_name = "PORT")]
     metrics_port: Option<u16>,
 
+    /// Port of /stats/prometheus with the workload's metrics after the sidecar's; 0 selects a free port. Defaults
+    /// to 15020 in a mesh; not served with a bootstrap file. The variable ISTIO_PROMETHEUS_ANNOTATIONS names the
+    /// workload's page, as Istio's injector sets it.
+    #[arg(long, value_name = "PORT")]
+    merged_metrics_port: Option<u16>,
+
     /// Maximum number of series of Istio's metrics per worker, for requests and for connections. Further series
     /// are not recorded.
     #[arg(long, value_name = "N", default_value_t = Limits::default().series)]
@@ -166,6 +172,7 @@ pub(crate) struct Common {
     pub(crate) admin_port: Option<u16>,
     pub(crate) health_port: Option<u16>,
     pub(crate) metrics_port: Option<u16>,
+    pub(crate) merged_metrics_port: Option<u16>,
     pub(crate) metric_series: usize,
     /// Runtime keys with their values.
     pub(crate) runtime: Vec<(String, String)>,
@@ -198,6 +205,7 @@ impl Args {
             admin_port: self.admin_port,
             health_port: self.health_port,
             metrics_port: self.metrics_port,
+            merged_metrics_port: self.merged_metrics_port,
             metric_series: self.max_metric_series,
             runtime: self.runtime,
             drain: std::time::Duration::from_secs(self.drain_seconds),

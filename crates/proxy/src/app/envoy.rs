@@ -51,7 +51,7 @@ use tokio_stream::{
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
-    app::{args::Common, settings},
+    app::{args::Common, merged_metrics, settings},
     discovery::secrets::{CONTROL_PLANE, Issued, Mesh, OwnCertificate, secret_of_files},
 };
 
@@ -97,6 +97,8 @@ impl Envoy {
         let bootstrap = folder.0.join("bootstrap.json");
         let text = serde_json::to_vec(&self.bootstrap(&node, &socket))?;
         std::fs::write(&bootstrap, text).with_context(|| format!("cannot write {}", bootstrap.display()))?;
+        let merged = self.common.merged_metrics_port.unwrap_or(names::MERGED_METRICS_PORT);
+        merged_metrics::serve(merged, self.metrics(), self.common.mark).await?;
         let mut envoy = self.start(&bootstrap, &node["metadata"]["PROXY_CONFIG"])?;
         tokio::select! {
             status = envoy.wait() => bail!("Envoy exited by itself: {}", status?),

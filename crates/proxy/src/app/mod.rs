@@ -3,6 +3,7 @@
 pub(crate) mod args;
 pub(crate) mod envoy;
 mod health;
+mod merged_metrics;
 mod settings;
 
 use std::{convert::Infallible, sync::Arc};
@@ -254,7 +255,7 @@ fn start_body(start: &Start) -> bytes::Bytes {
 
 /// Listens on the ports of the admin page, readiness and metrics.
 async fn listen(admin: &Arc<Admin>, start: &Start, common: &Common) -> anyhow::Result<()> {
-    use skysail_core::names::{ADMIN_PORT, HEALTH_PORT, METRICS_PORT};
+    use skysail_core::names::{ADMIN_PORT, HEALTH_PORT, MERGED_METRICS_PORT, METRICS_PORT};
     let mesh = matches!(start, Start::Mesh(..));
     let from_file = match start {
         Start::File(file) => file.admin,
@@ -271,7 +272,10 @@ async fn listen(admin: &Arc<Admin>, start: &Start, common: &Common) -> anyhow::R
         admin::serve(admin, any(port), "readiness", admin::Pages::Health).await?;
     }
     if let Some(port) = usual(common.metrics_port, METRICS_PORT) {
-        admin::serve(admin, any(port), "metrics", admin::Pages::Metrics).await?;
+        let address = admin::serve(admin, any(port), "metrics", admin::Pages::Metrics).await?;
+        if let Some(port) = usual(common.merged_metrics_port, MERGED_METRICS_PORT) {
+            merged_metrics::serve(port, address.port(), common.mark).await?;
+        }
     }
     Ok(())
 }
