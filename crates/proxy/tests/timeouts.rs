@@ -199,6 +199,27 @@ async fn idle_connections_are_closed() {
     setup.counts("envoy_http_downstream_cx_idle_timeout", 1).await;
 }
 
+/// The workers look for idle connections once a second, far more rarely than these requests are sent.
+#[tokio::test]
+async fn a_connection_that_reached_the_idle_timeout_serves_no_request() {
+    const TIMEOUT: Duration = Duration::from_millis(1);
+    let behind = Setup::http(&json!({}), &[cluster("c", echo().await, false)]).await;
+    let at = behind.program.listener("l").await;
+    for http2 in [false, true] {
+        let mut far = cluster("c", at, http2);
+        far["typed_extension_protocol_options"]["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"]["common_http_protocol_options"] =
+            json!({"idle_timeout": "0.001s"});
+        let setup = Setup::http(&json!({}), &[far]).await;
+        let mut client = setup.client().await;
+        for served in 1..=20 {
+            client.send(GET).await;
+            assert!(client.message().await.0.starts_with("HTTP/1.1 200 "));
+            setup.counts("envoy_cluster_upstream_cx_total", served).await;
+            tokio::time::sleep(TIMEOUT).await;
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_try_that_times_out_is_retried() {
     let attempts = Arc::new(AtomicU64::new(0));

@@ -298,10 +298,20 @@ impl Pool {
             let index = idle.iter().rposition(|upstream| upstream.link.asks_as(tls))?;
             let mut upstream = idle.remove(index);
             drop(idle);
-            if upstream.link.uses(tls) && !upstream.link.is_old(Instant::now) && upstream.is_quiet() {
+            let link = &upstream.link;
+            if link.uses(tls) && !link.is_old(Instant::now) && !self.is_overdue(link) && upstream.is_quiet() {
                 return Some(upstream);
             }
         }
+    }
+
+    /// Returns whether an idle connection has reached the idle timeout since the last [`sweep`](Self::sweep), and
+    /// counts it. Reads the clock only if the cluster sets a timeout.
+    fn is_overdue(&self, link: &Link) -> bool {
+        let is_overdue =
+            self.cluster.idle_timeout.is_some_and(|timeout| link.idle_since.get().elapsed() >= timeout);
+        self.stats.cx_idle_timeout.add(is_overdue.into());
+        is_overdue
     }
 
     /// Closes an unused connection to an endpoint; returns whether there was one.
@@ -331,6 +341,7 @@ impl Pool {
             let current = connection.is_usable()
                 && (!fits || multiplexed.link.uses(tls))
                 && !multiplexed.link.is_old(Instant::now)
+                && (multiplexed.requests() > 0 || !self.is_overdue(&multiplexed.link))
                 && multiplexed.total_requests() < self.max_requests() as usize;
             if current
                 && fits
