@@ -37,6 +37,6 @@ pub use parse::{Fallback, Manifest, Manifests, Parsed, Refused, manifests, parse
 pub use validate::{MAX_KEY_SET, key_set};
 pub use view::{ClientScope, MAX_ID, ProxyNode, ProxyView, Role};
 pub use world::{
-    AccountMismatch, ChangeSet, Effect, Effects, Endpoint, Grouping, KeyFetch, KeySource, NamespaceFacts,
-    NamespaceOverrides, Reach, ReachIndex, ReachedResources, Resolved, Validator, World,
+    AccountMismatch, AffectedWorkloads, ChangeSet, Effect, Effects, Endpoint, Grouping, KeyFetch, KeySource,
+    NamespaceFacts, NamespaceOverrides, Reach, ReachIndex, ReachedResources, Resolved, Validator, World,
 };

@@ -4,8 +4,10 @@
 use std::collections::BTreeSet;
 
 use super::{
-    ChangeSet, World, mesh_hosts,
-    policy::{is_wide, selected},
+    ChangeSet, World,
+    change_set::AffectedWorkloads,
+    mesh_hosts,
+    policy::{affected_workloads, is_wide, selected},
     sidecar::{destinations, targets},
 };
 use crate::api::{
@@ -45,8 +47,8 @@ impl World {
         if namespace == self.mesh().root_namespace {
             return ChangeSet::everything();
         }
-        let workloads_in = BTreeSet::from([namespace.to_owned()]);
-        let mut changes = ChangeSet { workloads_in, ..ChangeSet::default() };
+        let mut changes =
+            ChangeSet::of_workloads(namespace, affected_workloads(policy.selector.as_ref(), [].into_iter()));
         if !self.peer_authentications.iter().any(|entry| disables(&entry.object.spec)) {
             return changes;
         }
@@ -63,6 +65,28 @@ impl World {
         changes
     }
 
+    /// Returns the workloads to which a policy of its namespace applies.
+    pub(super) fn selected_workloads(&self, key: &ObjectKey) -> Option<BTreeSet<AffectedWorkloads>> {
+        let (namespace, name) = (key.namespace.as_str(), key.name.as_str());
+        macro_rules! of {
+            ($store:ident) => {{
+                let spec = &self.$store.get(namespace, name)?.object.spec;
+                affected_workloads(spec.selector.as_ref(), spec.target_ref.iter().chain(&spec.target_refs))
+            }};
+        }
+        Some(match key.kind {
+            Kind::AuthorizationPolicy => of!(authorization_policies),
+            Kind::RequestAuthentication => of!(request_authentications),
+            Kind::Telemetry => of!(telemetries),
+            Kind::WasmPlugin => of!(wasm_plugins),
+            Kind::TrafficExtension => {
+                let spec = &self.traffic_extensions.get(namespace, name)?.object.spec;
+                affected_workloads(spec.selector.as_ref(), spec.target_refs.iter())
+            }
+            _ => BTreeSet::from([AffectedWorkloads::ALL]),
+        })
+    }
+
     /// Returns the resources that depend on a Sidecar beside those of the scopes of its workloads
     /// ([`Grouping`](super::Grouping)): the listeners of its namespace. One of the root namespace affects everything.
     pub(super) fn changes_of_sidecar(&self, namespace: &str, name: &str) -> ChangeSet {
@@ -70,8 +94,9 @@ impl World {
         if namespace == self.mesh().root_namespace {
             return ChangeSet::everything();
         }
-        let mut changes =
-            ChangeSet { workloads_in: BTreeSet::from([namespace.to_owned()]), ..ChangeSet::default() };
+        let labels = entry.object.spec.workload_selector.as_ref().map(|selector| selector.labels.clone());
+        let selected = AffectedWorkloads::Labelled(labels.unwrap_or_default());
+        let mut changes = ChangeSet::of_workloads(namespace, [selected]);
         // The address of a pod is part of its view if a Sidecar defines its inbound ports.
         if self.sidecars.in_namespace(namespace).any(|entry| !entry.object.spec.ingress.is_empty())
             || !entry.object.spec.ingress.is_empty()
@@ -92,8 +117,13 @@ impl World {
         if concerns_views || patches.iter().any(|patch| patch.apply_to.is_shared()) {
             return ChangeSet::everything();
         }
-        let workloads_in = if is_wide { BTreeSet::new() } else { BTreeSet::from([namespace.to_owned()]) };
-        ChangeSet { workloads: is_wide, workloads_in, ..ChangeSet::default() }
+        let labels = entry.object.spec.workload_selector.as_ref().map(|selector| selector.labels.clone());
+        let selected = match entry.object.spec.target_refs.is_empty() {
+            true => AffectedWorkloads::Labelled(labels.unwrap_or_default()),
+            false => AffectedWorkloads::ALL,
+        };
+        let workloads = (!is_wide).then_some(selected);
+        ChangeSet { workloads: is_wide, ..ChangeSet::of_workloads(namespace, workloads) }
     }
 
     /// Returns the services of a namespace.

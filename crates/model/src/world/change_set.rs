@@ -36,8 +36,8 @@ pub struct ChangeSet {
     pub names: bool,
     /// The workload-specific resources of all proxies.
     pub workloads: bool,
-    /// Namespaces in which the workload-specific resources of proxies may differ.
-    pub workloads_in: BTreeSet<String>,
+    /// Workloads, with their namespaces, whose workload-specific resources may differ.
+    pub workloads_in: BTreeSet<(String, AffectedWorkloads)>,
     /// Selectors of Gateways: the listeners and routes of the gateways that they select may differ.
     pub gateways: BTreeSet<Labels>,
     /// Secrets (namespace, name) that may differ, and with them the secrets that gateways are sent.
@@ -48,7 +48,40 @@ pub struct ChangeSet {
     pub addresses: BTreeSet<IpAddr>,
 }
 
+/// Workloads of a namespace that a change may affect.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AffectedWorkloads {
+    /// Those with these labels; all if there are none.
+    Labelled(Labels),
+    /// Those whose address is among the endpoints of the service of this name.
+    Addressed(String),
+}
+
+impl AffectedWorkloads {
+    /// All workloads of the namespace.
+    pub(super) const ALL: Self = Self::Labelled(Labels::new());
+
+    /// Returns the workloads of a service: those that it selects, and those with the address of an endpoint.
+    pub(super) fn of_service(service: &Typed<Service>) -> impl Iterator<Item = Self> {
+        let selector = Some(service.spec.selector.clone()).filter(|selector| !selector.is_empty());
+        [Self::Addressed(service.meta.name.clone())].into_iter().chain(selector.map(Self::Labelled))
+    }
+
+    fn contain(&self, view: &ProxyView) -> bool {
+        match self {
+            Self::Labelled(labels) => selects(labels, &view.labels),
+            Self::Addressed(service) => view.addressed.iter().any(|(name, ..)| name == service),
+        }
+    }
+}
+
 impl ChangeSet {
+    /// Returns the estimate for workloads of a namespace.
+    pub(super) fn of_workloads(namespace: &str, which: impl IntoIterator<Item = AffectedWorkloads>) -> Self {
+        let workloads_in = which.into_iter().map(|which| (namespace.to_owned(), which)).collect();
+        Self { workloads_in, ..Self::default() }
+    }
+
     /// Returns whether nothing may differ.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -61,7 +94,7 @@ impl ChangeSet {
             || self.gateway_routes || self.gateways.iter().any(|selector| selects(selector, &view.labels));
         self.everything
             || self.workloads
-            || self.workloads_in.contains(&view.namespace)
+            || self.workloads_in.iter().any(|(of, which)| *of == view.namespace && which.contain(view))
             || view.role == Role::Router && of_gateway()
     }
 
@@ -208,7 +241,7 @@ impl World {
             | Kind::Telemetry
             | Kind::WasmPlugin
             | Kind::TrafficExtension => {
-                ChangeSet { workloads_in: BTreeSet::from([namespace.to_owned()]), ..ChangeSet::default() }
+                ChangeSet::of_workloads(namespace, self.selected_workloads(key).unwrap_or_default())
             }
             Kind::VirtualService => {
                 let rule = self.virtual_services.get(namespace, name).map(|entry| &entry.object);
@@ -231,9 +264,9 @@ impl World {
         // Sidecars get the secrets of rules that select them.
         let mut rules = self.destination_rules.in_namespace(namespace).map(|entry| &entry.object.spec);
         let of_sidecars = rules.any(|rule| rule.workload_selector.is_some() && rule.has_credential());
-        let workloads_in = of_sidecars.then(|| namespace.to_owned()).into_iter().collect();
         let secrets = BTreeSet::from([(namespace.to_owned(), name.to_owned())]);
-        ChangeSet { secrets, workloads_in, ..ChangeSet::default() }
+        let of_sidecars = of_sidecars.then_some(AffectedWorkloads::ALL);
+        ChangeSet { secrets, ..ChangeSet::of_workloads(namespace, of_sidecars) }
     }
 
     /// Returns the resources that depend on a DestinationRule.
@@ -256,7 +289,13 @@ impl World {
             routes: self.hashes(&host),
             workloads: rule.spec.has_credential() || services.iter().any(shapes),
             // Their metadata name the rule that applies to them.
-            workloads_in: services.iter().map(|service| service.meta.namespace.clone()).collect(),
+            workloads_in: services
+                .iter()
+                .flat_map(|service| {
+                    let workloads = AffectedWorkloads::of_service(service);
+                    workloads.map(|which| (service.meta.namespace.clone(), which))
+                })
+                .collect(),
             ..self.gateways_of_host(&host)
         }
     }
@@ -276,8 +315,9 @@ impl World {
             names: true,
             addresses: self.addresses_of(service),
             workloads: self.shapes_listeners(service) || self.is_destination_of_connections(service),
-            // The workloads that it selects.
-            workloads_in: BTreeSet::from([namespace.to_owned()]),
+            workloads_in: AffectedWorkloads::of_service(service)
+                .map(|which| (namespace.to_owned(), which))
+                .collect(),
             ..self.gateways_of_host(&host)
         }
     }

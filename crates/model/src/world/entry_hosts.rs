@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{ChangeSet, Endpoint, World, store::Entry};
+use super::{AffectedWorkloads, ChangeSet, Endpoint, World, store::Entry};
 use crate::{
     api::{EntryEndpoint, EntryHost, Service, ServiceEntry, ServicePort, Typed, service_entry::host_of},
     origin::Origin,
@@ -195,11 +195,11 @@ impl World {
     /// them.
     pub(super) fn changes_of_entry(&self, namespace: &str, name: &str) -> ChangeSet {
         let Some(entry) = self.service_entries.get(namespace, name) else { return ChangeSet::default() };
-        let mut changes = ChangeSet::default();
-        if entry.object.spec.selector().is_some() || !entry.object.spec.endpoints.is_empty() {
-            // The workloads that are its endpoints.
-            changes.workloads_in.insert(namespace.to_owned());
-        }
+        // The workloads that are its endpoints.
+        let spec = &entry.object.spec;
+        let selected = spec.selector().cloned().map(AffectedWorkloads::Labelled);
+        let addressed = spec.hosts.iter().map(|host| AffectedWorkloads::Addressed(host_of(host)));
+        let mut changes = ChangeSet::of_workloads(namespace, addressed.chain(selected));
         for host in entry.object.spec.hosts.iter().map(|host| host_of(host)) {
             if host.starts_with('*') {
                 changes.gateway_routes = true;

@@ -42,7 +42,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-pub use change_set::ChangeSet;
+pub use change_set::{AffectedWorkloads, ChangeSet};
 pub use check::Validator;
 pub(crate) use check::label_text;
 pub use effect::{Effect, Effects};

@@ -1,8 +1,8 @@
 //! Policies of a workload: mutual TLS and authorization.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
-use super::{World, store::Entry};
+use super::{World, change_set::AffectedWorkloads, store::Entry};
 use crate::{
     api::{
         AuthorizationPolicy, Labels, MtlsMode, PeerAuthentication, Typed,
@@ -176,6 +176,20 @@ pub(super) fn applies<'a>(
     own && targets.any(|target| {
         target.kind == "Gateway" && target.group == GATEWAY_GROUP && gateway == Some(&target.name)
     })
+}
+
+/// Returns the workloads to which a policy may apply ([`applies`]).
+pub(super) fn affected_workloads<'a>(
+    selector: Option<&WorkloadSelector>,
+    targets: impl Iterator<Item = &'a TargetRef>,
+) -> BTreeSet<AffectedWorkloads> {
+    let of_gateway = |target: &TargetRef| [(GATEWAY_LABEL.to_owned(), target.name.clone())].into();
+    let attached: BTreeSet<_> = targets.map(of_gateway).map(AffectedWorkloads::Labelled).collect();
+    if !attached.is_empty() {
+        return attached;
+    }
+    let labels = selector.map(|selector| selector.match_labels.clone());
+    BTreeSet::from([AffectedWorkloads::Labelled(labels.unwrap_or_default())])
 }
 
 /// Returns whether a selector selects workloads with these labels.

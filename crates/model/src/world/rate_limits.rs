@@ -2,7 +2,11 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::{ChangeSet, World, policy, store::Entry};
+use super::{
+    AffectedWorkloads, ChangeSet, World,
+    policy::{self, affected_workloads},
+    store::Entry,
+};
 use crate::{
     ProxyView, Role,
     api::{
@@ -62,14 +66,16 @@ impl World {
         let targets = &entry.object.spec.target_refs;
         let only_routes = !targets.is_empty() && targets.iter().all(RateLimitTarget::is_route);
         let wide = targets.is_empty() && namespace == self.mesh().root_namespace;
-        let own = (!wide && !only_routes).then(|| namespace.to_owned());
+        let own = (!wide && !only_routes).then(|| match targets.is_empty() {
+            true => affected_workloads(entry.object.spec.selector.as_ref(), [].into_iter()),
+            false => BTreeSet::from([AffectedWorkloads::ALL]),
+        });
         // A route may be at gateways of any namespace. The empty selector selects all of them.
         let at_gateways = targets.iter().any(RateLimitTarget::is_route).then(Labels::new);
         ChangeSet {
             workloads: wide,
-            workloads_in: own.into_iter().collect(),
             gateways: at_gateways.into_iter().collect(),
-            ..ChangeSet::default()
+            ..ChangeSet::of_workloads(namespace, own.unwrap_or_default())
         }
     }
 

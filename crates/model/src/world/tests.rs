@@ -318,7 +318,9 @@ fn a_service_entry_selects_pods_of_its_namespace() {
         world.apply(object, origin);
     }
     assert!(endpoints(&world).is_empty());
-    assert!(world.take_changes().workloads_in.contains("svc"), "the inbound ports of its pods");
+    let selected = |value| ("svc".to_owned(), AffectedWorkloads::Labelled(labels(&[("app", value)])));
+    let changed = world.take_changes().workloads_in;
+    assert!(changed.contains(&selected("a")) && changed.contains(&selected("c")), "{changed:?}");
     let findings = addresses(&world, "api.example.com").1;
     assert!(findings.contains("no pod or WorkloadEntry of namespace svc has app: c"), "{findings}");
     let by_name = crate::parse(&ENTRY.replace("STATIC", "DNS"), "test.yaml");

@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use super::{ChangeSet, World, policy};
+use super::{
+    ChangeSet, World,
+    policy::{self, affected_workloads},
+};
 use crate::api::{Labels, RequestAuthentication, Typed, security::JwtRule};
 
 /// Timeout of a fetch if no rule sets one. Source: Istio's default.
@@ -117,9 +120,11 @@ impl World {
         let mut changes = ChangeSet::default();
         for entry in self.request_authentications.iter() {
             if entry.object.spec.jwt_rules.iter().any(|rule| KeySource::of(rule).as_ref() == Some(source)) {
-                let namespace = &entry.object.meta.namespace;
+                let (namespace, spec) = (&entry.object.meta.namespace, &entry.object.spec);
                 changes.workloads |= namespace == root;
-                changes.workloads_in.insert(namespace.clone());
+                let targets = spec.target_ref.iter().chain(&spec.target_refs);
+                let selected = affected_workloads(spec.selector.as_ref(), targets);
+                changes.add(ChangeSet::of_workloads(namespace, selected));
             }
         }
         self.add_changes(changes);

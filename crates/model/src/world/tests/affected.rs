@@ -9,7 +9,7 @@ use crate::{
 /// Applies objects to a World and returns the estimate.
 fn changes(world: &mut World, yaml: &str) -> ChangeSet {
     let Parsed { objects, .. } = crate::parse(yaml, "change.yaml");
-    assert!(!objects.is_empty());
+    assert!(!objects.is_empty(), "{yaml}");
     objects.into_iter().for_each(|(object, origin)| _ = world.apply(object, origin));
     world.take_changes()
 }
@@ -21,8 +21,8 @@ fn settled(yaml: &str) -> World {
     world
 }
 
-fn in_svc() -> BTreeSet<String> {
-    BTreeSet::from(["svc".to_owned()])
+fn in_svc() -> ChangeSet {
+    ChangeSet::of_workloads("svc", [AffectedWorkloads::ALL])
 }
 
 fn service_a() -> BTreeSet<(String, String)> {
@@ -65,11 +65,75 @@ fn a_peer_authentication_affects_services_if_one_disables_mutual_tls() {
              metadata: {{name: one, namespace: svc}}\nspec: {{mtls: {{mode: {mode}}}}}\n"
         )
     };
-    let own = ChangeSet { workloads_in: in_svc(), ..ChangeSet::default() };
+    let own = in_svc();
     assert_eq!(changes(&mut world, &policy("STRICT")), own);
     let with_services = ChangeSet { services: service_a(), ..own };
     assert_eq!(changes(&mut world, &policy("DISABLE")), with_services);
     assert_eq!(changes(&mut world, &policy("STRICT")), with_services);
+}
+
+#[test]
+fn objects_affect_the_workloads_that_they_select() {
+    // With another service of the same ports, a service shapes no listeners of other workloads.
+    let mut world = settled(&format!("{SERVICE}{OTHER}"));
+    let labelled = |key: &str, value: &str| AffectedWorkloads::Labelled(labels(&[(key, value)]));
+    let object = |kind: &str, spec: &str| {
+        let group = match kind {
+            "Sidecar" | "EnvoyFilter" => "networking.istio.io/v1alpha3",
+            "Telemetry" => "telemetry.istio.io/v1",
+            "WasmPlugin" | "TrafficExtension" => "extensions.istio.io/v1alpha1",
+            "RateLimitPolicy" => "skysail.io/v1alpha1",
+            _ => "security.istio.io/v1",
+        };
+        format!(
+            "---\napiVersion: {group}\nkind: {kind}\nmetadata: {{name: x, namespace: svc}}\nspec: {{{spec}}}\n"
+        )
+    };
+    let selector = "selector: {matchLabels: {app: b}}";
+    let edge = "targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: edge}]";
+    let gateway = || labelled("gateway.networking.k8s.io/gateway-name", "edge");
+    let b = || labelled("app", "b");
+    for (kind, spec, selected) in [
+        ("AuthorizationPolicy", format!("{selector}, rules: [{{}}]"), b()),
+        ("AuthorizationPolicy", format!("{edge}, rules: [{{}}]"), gateway()),
+        ("RequestAuthentication", selector.to_owned(), b()),
+        ("PeerAuthentication", format!("{selector}, mtls: {{mode: STRICT}}"), b()),
+        ("Telemetry", format!("{selector}, tracing: [{{disableSpanReporting: true}}]"), b()),
+        ("Telemetry", format!("{edge}, tracing: [{{disableSpanReporting: true}}]"), gateway()),
+        ("WasmPlugin", format!("{selector}, url: oci://a/b"), b()),
+        ("TrafficExtension", format!("{selector}, wasm: {{url: oci://a/b}}"), b()),
+        ("RateLimitPolicy", format!("{selector}, rules: [{{limit: {{requests: 1, unit: DAY}}}}]"), b()),
+        ("Sidecar", "workloadSelector: {labels: {app: b}}, egress: [{hosts: ['./*']}]".to_owned(), b()),
+        (
+            "EnvoyFilter",
+            "workloadSelector: {labels: {app: b}}, configPatches: [{applyTo: LISTENER, \
+             match: {context: SIDECAR_INBOUND}, patch: {operation: MERGE, value: {}}}]"
+                .to_owned(),
+            b(),
+        ),
+    ] {
+        let mut world = world.clone();
+        let changed = changes(&mut world, &object(kind, &spec));
+        assert_eq!(changed.workloads_in, BTreeSet::from([("svc".to_owned(), selected)]), "{kind} {spec}");
+        assert!(!changed.workloads && !changed.everything, "{kind} {spec}");
+    }
+    let changed = changes(&mut world, &SERVICE.replace("9000", "9001"));
+    let of_service = [labelled("app", "a"), AffectedWorkloads::Addressed("a".to_owned())];
+    let of_service = of_service.map(|which| ("svc".to_owned(), which));
+    assert_eq!(changed.workloads_in, BTreeSet::from(of_service));
+    for (namespace, app, addressed, affects) in [
+        ("svc", "a", "", true),
+        ("svc", "b", "", false),
+        ("svc", "b", "a", true),
+        ("svc", "b", "b", false),
+        ("client", "a", "a", false),
+    ] {
+        let id = format!("sidecar~10.9.0.1~c.{namespace}~{namespace}.svc.cluster.local");
+        let metadata = serde_json::json!({"LABELS": {"app": app}});
+        let mut view = ProxyNode::parse(&id, metadata, Locality::default()).unwrap().view;
+        view.addressed = vec![(addressed.to_owned(), 80, 9000)];
+        assert_eq!(changed.affects_own(&view), affects, "{namespace} {app} {addressed}");
+    }
 }
 
 #[test]
@@ -82,7 +146,7 @@ fn an_envoy_filter_of_listeners_affects_its_namespace() {
              match: {{context: SIDECAR_INBOUND{more}}}, patch: {{operation: MERGE, value: {{}}}}}}]}}\n"
         )
     };
-    let own = ChangeSet { workloads_in: in_svc(), ..ChangeSet::default() };
+    let own = in_svc();
     assert_eq!(changes(&mut world, &filter("LISTENER", "")), own);
     assert!(changes(&mut world, &filter("CLUSTER", "")).everything, "proxies share clusters");
     world.take_changes();
@@ -206,7 +270,7 @@ fn a_sidecar_differs_from_others_by_the_assignment_of_views() {
     let mut world = settled(&format!("{SERVICE}{}", sidecar("svc/a.svc.svc.cluster.local")));
     let before: Grouping = world.grouping();
     let changed = changes(&mut world, &sidecar("svc/*"));
-    let expected = ChangeSet { workloads_in: BTreeSet::from(["client".to_owned()]), ..ChangeSet::default() };
+    let expected = ChangeSet::of_workloads("client", [AffectedWorkloads::ALL]);
     assert_eq!(changed, expected);
     assert!(before != world.grouping() && before.differs_by_sidecars(&world.grouping()));
     let root = sidecar("svc/*").replace("namespace: client", "namespace: istio-system");
