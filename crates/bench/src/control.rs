@@ -1,12 +1,14 @@
 //! `skysail bench control`: measures the cost of a control plane under the load of many sidecars.
 //!
-//! [`mesh`] writes the configuration and changes it. [`fleet`] runs all sidecars on one thread, with the part
+//! [`cluster_file`] reads the size of a mesh from the files of other tools. [`mesh`] writes the configuration and
+//! changes it. [`fleet`] runs all sidecars on one thread, with the part
 //! of HTTP/2 ([`connection`]) and the messages ([`message`]) that they need. [`sidecar`] holds the
 //! subscriptions of each sidecar. [`changes`] measures changes of the control plane ([`server`]); [`report`] has
 //! the results. [`mod@learn`] collects the names to subscribe to: the first sidecar finds them for all others.
 //! [`hostile`] acts as a workload that attacks the control plane.
 
 mod changes;
+mod cluster_file;
 mod connection;
 mod fleet;
 mod hostile;
@@ -30,6 +32,11 @@ use clap::ValueEnum as _;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use skysail_core::stdio;
 
+use self::{
+    cluster_file::ClusterSize,
+    mesh::{Change, Size, large},
+    report::{ConnectResult, ControlReport, ControlSettings, Quantiles},
+};
 pub(crate) use self::{
     fleet::Fleet,
     learn::learn,
@@ -37,10 +44,6 @@ pub(crate) use self::{
     message::Form,
     server::Server,
     sidecar::{Plan, Subscription},
-};
-use self::{
-    mesh::{Change, Size, large},
-    report::{ConnectResult, ControlReport, ControlSettings, Quantiles},
 };
 use crate::{
     certificates, clock,
@@ -63,6 +66,11 @@ const AFTER_EFFECTS: Duration = Duration::from_millis(300);
 const MAX_SIDECARS: usize = 10_000;
 /// Scopes of an identity in a large mesh: its workloads with a Sidecar object, and more than the default permits.
 const LARGE_SCOPES: &str = "4096";
+/// Maximum numbers of a mesh.
+const MAX_FLEET: u32 = 200_000;
+const MAX_SERVICES: u32 = 60_000;
+const MAX_NAMESPACES: u32 = 10_000;
+const MAX_ENDPOINTS: u32 = 250;
 /// Number of open files besides connections.
 const OTHER_FILES: u64 = 100;
 
@@ -70,11 +78,11 @@ const OTHER_FILES: u64 = 100;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ControlArgs {
     /// Number of sidecars, each with its own stream.
-    #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..=200_000))]
+    #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_FLEET)))]
     sidecars: u32,
 
     /// Number of services.
-    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SERVICES)))]
     services: u32,
 
     /// Amount of configuration: a large mesh has objects of most kinds, in proportion to the services, and gateways,
@@ -83,12 +91,22 @@ pub(crate) struct ControlArgs {
     mesh: Size,
 
     /// Number of namespaces over which services are spread.
-    #[arg(long, value_name = "N", default_value_t = mesh::NAMESPACES as u32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_name = "N", default_value_t = mesh::NAMESPACES as u32, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_NAMESPACES)))]
     namespaces: u32,
 
     /// Endpoints per service, which are pods.
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=250))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_ENDPOINTS)))]
     endpoints: u32,
+
+    /// File with the number of sidecars, services, namespaces, and endpoints per service, and the churn: a cluster of
+    /// pilot-load, or a test configuration of ClusterLoader2. Fields that say more are named.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["sidecars", "services", "namespaces", "endpoints"])]
+    cluster: Option<PathBuf>,
+
+    /// Value that the templates of a ClusterLoader2 test read, such as `Nodes=10` or `CL2_PODS_PER_NODE=30`; may be
+    /// repeated.
+    #[arg(long = "set", value_name = "NAME=VALUE", requires = "cluster", value_parser = name_and_value)]
+    values: Vec<(String, String)>,
 
     /// Subscription of the sidecars.
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = Subscription::Mesh)]
@@ -163,6 +181,7 @@ pub(crate) struct ControlArgs {
 
 /// Measures, writes the result file and prints the result.
 pub(crate) fn run(args: &ControlArgs) -> anyhow::Result<bool> {
+    let args = &args.sized()?;
     let name = if args.hostile { "control-hostile" } else { "control" };
     let file = args.shown.file(name)?;
     let changes = args.changes()?;
@@ -269,6 +288,39 @@ impl ControlArgs {
         stage::parse_arguments(arguments)
     }
 
+    /// Returns the settings with the numbers of the cluster file, if there is one.
+    fn sized(&self) -> anyhow::Result<Self> {
+        let mut args = self.clone();
+        let Some(file) = &self.cluster else { return Ok(args) };
+        let size = ClusterSize::read(file, &self.values.iter().cloned().collect())?;
+        (args.sidecars, args.services) = (size.sidecars, size.services);
+        (args.namespaces, args.endpoints) = (size.namespaces, size.endpoints());
+        if args.churn == 0 {
+            args.churn = size.churn;
+        }
+        for (name, number, most) in [
+            ("sidecars", args.sidecars, MAX_FLEET),
+            ("services", args.services, MAX_SERVICES),
+            ("namespaces", args.namespaces, MAX_NAMESPACES),
+            ("endpoints per service", args.endpoints, MAX_ENDPOINTS),
+        ] {
+            ensure!((1..=most).contains(&number), "{}: {number} {name}, not 1 to {most}", file.display());
+        }
+        stdio::print_error(format_args!(
+            "{}: {} sidecars, {} services in {} namespaces, {} pods, churn {} %",
+            file.display(),
+            size.sidecars,
+            size.services,
+            size.namespaces,
+            size.pods,
+            size.churn
+        ));
+        if !size.unused.is_empty() {
+            stdio::print_error(format_args!("not used: {}", size.unused.join(", ")));
+        }
+        Ok(args)
+    }
+
     /// Returns true if no argument is one that `bench run` sets, or that selects another report.
     pub(crate) fn is_plain(&self) -> bool {
         !self.hostile && self.skysail.is_none() && self.shown.is_default()
@@ -323,6 +375,12 @@ impl ControlArgs {
             route_names: Vec::new(),
         }
     }
+}
+
+/// Parses `NAME=VALUE`.
+fn name_and_value(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
 }
 
 fn connect(
