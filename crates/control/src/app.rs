@@ -23,7 +23,9 @@ use skysail_core::{
     trim,
 };
 use skysail_identity::{Authority, Live, rotation::Lifetimes};
-use skysail_source::Folders;
+use skysail_kubernetes::{Cluster, WatchedKind};
+use skysail_model::api::Kind;
+use skysail_source::{FileChange, Folders};
 use skysail_xds::{certificates::CertificateService, limits::Limits, server::DiscoveryService};
 use tokio::{net::TcpListener, sync::watch};
 use tracing::{error, info, warn};
@@ -67,14 +69,20 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 }
 
 async fn serve(args: Args) -> anyhow::Result<()> {
-    let (plane, folders) = ControlPlane::open(args).await?;
+    let (plane, sources) = ControlPlane::open(args).await?;
     let (trigger, shutdown) = shutdown::channel();
     let certificate = plane.listen(shutdown)?;
-    plane.start_background_tasks(folders, certificate);
+    plane.start_background_tasks(sources, certificate);
     let signal = shutdown::terminate().await?;
     info!(signal, "shutting down");
     plane.shut_down(trigger).await;
     Ok(())
+}
+
+/// Where the configuration is read.
+struct Sources {
+    folders: Folders,
+    cluster: Option<Cluster>,
 }
 
 /// The parts that the services share.
@@ -90,8 +98,8 @@ struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Reads the configuration and the authority. Returns the folders to watch.
-    async fn open(args: Args) -> anyhow::Result<(Self, Folders)> {
+    /// Reads the configuration and the authority. Returns the sources to watch.
+    async fn open(args: Args) -> anyhow::Result<(Self, Sources)> {
         let metrics = Arc::new(Metrics { limits: Arc::new(args.limits()), ..Metrics::default() });
         let audit = open_audit_log(&args, &metrics)?;
         let dns_cache = Arc::new(DnsCache::open(args.state_dir.as_deref()));
@@ -101,8 +109,13 @@ impl ControlPlane {
         let (publisher, lookups) = with_lookups(publisher, &args, &metrics, &dns_cache);
         let paths: Vec<PathBuf> = args.config.iter().chain(&args.generated).cloned().collect();
         let mut folders = Folders::new(&paths)?;
-        // All files are read before the first client connects. Otherwise a restart would delete resources for a moment.
-        publisher.apply(folders.scan());
+        // All objects are read before the first client connects. Otherwise a restart would delete resources for a moment.
+        let mut objects = folders.scan();
+        let mut cluster = connect(&args, paths.len()).await?;
+        if let Some(cluster) = &mut cluster {
+            objects.extend(cluster.initial().await?);
+        }
+        publisher.apply(objects);
         if let Some(lookups) = lookups {
             lookups.start(&publisher).await;
         }
@@ -114,7 +127,10 @@ impl ControlPlane {
         publisher.set_roots(authority.current().roots_pem());
         let authority = Arc::new(authority);
         let prefetch = Arc::new(PrefetchHistory::open(args.state_dir.as_deref()));
-        Ok((Self { args, metrics, audit, dns_cache, key_sets, prefetch, publisher, authority }, folders))
+        Ok((
+            Self { args, metrics, audit, dns_cache, key_sets, prefetch, publisher, authority },
+            Sources { folders, cluster },
+        ))
     }
 
     /// Opens all ports and starts their services. Returns the control plane's own certificate; the caller starts its
@@ -201,7 +217,7 @@ impl ControlPlane {
     }
 
     /// Starts the tasks that run until the process ends.
-    fn start_background_tasks(&self, folders: Folders, certificate: ServerCertificate) {
+    fn start_background_tasks(&self, Sources { folders, cluster }: Sources, certificate: ServerCertificate) {
         let Self { audit, publisher, authority, .. } = self;
         tokio::spawn(record_authority_changes(Arc::clone(authority), Arc::clone(audit)));
         tokio::spawn(Arc::clone(&self.prefetch).write_changes());
@@ -213,6 +229,9 @@ impl ControlPlane {
         tokio::spawn(release_memory(Arc::clone(publisher)));
         tokio::spawn(Arc::clone(publisher).follow_health_reports());
         tokio::spawn(watch_configuration(folders, Arc::clone(publisher)));
+        if let Some(cluster) = cluster {
+            tokio::spawn(watch_cluster(cluster, Arc::clone(publisher)));
+        }
     }
 
     /// Ends all streams and writes the state.
@@ -313,17 +332,40 @@ async fn publish_roots(mut authority: watch::Receiver<Arc<Authority>>, publisher
     }
 }
 
+/// Applies changes. A change that cannot be compiled does not end the watch.
+fn apply(publisher: &Publisher, changes: Vec<FileChange>) {
+    let applying = std::panic::AssertUnwindSafe(|| publisher.apply(changes));
+    if std::panic::catch_unwind(applying).is_err() {
+        error!("publication of a configuration change panicked; proxies keep their last configuration");
+    }
+}
+
 /// Applies changes of the configuration files.
 async fn watch_configuration(folders: Folders, publisher: Arc<Publisher>) {
-    let apply = move |changes| {
-        let applying = std::panic::AssertUnwindSafe(|| publisher.apply(changes));
-        // The watch continues after a change that cannot be compiled.
-        if std::panic::catch_unwind(applying).is_err() {
-            error!("publication of a configuration change panicked; proxies keep their last configuration");
-        }
-    };
-    if let Err(error) = folders.watch(apply).await {
+    if let Err(error) = folders.watch(move |changes| apply(&publisher, changes)).await {
         error!(%error, "configuration is no longer watched; restart skysaild to apply changes");
+    }
+}
+
+/// Connects to the cluster, if one is to be watched.
+async fn connect(args: &Args, layer: usize) -> anyhow::Result<Option<Cluster>> {
+    if !args.kubernetes && args.kubeconfig.is_none() {
+        return Ok(None);
+    }
+    // The workloads of other kinds are known by their pods.
+    let kinds: Vec<WatchedKind> = Kind::ALL
+        .iter()
+        .filter(|kind| !matches!(kind.group(), "apps" | "batch") && **kind != Kind::ServiceAccount)
+        .map(|kind| WatchedKind { group: kind.group(), kind: kind.as_str() })
+        .collect();
+    Ok(Some(Cluster::connect(args.kubeconfig.as_deref(), &kinds, layer).await?))
+}
+
+/// Applies changes of the objects of a cluster.
+async fn watch_cluster(mut cluster: Cluster, publisher: Arc<Publisher>) {
+    while let Some(changes) = cluster.next().await {
+        let publisher = Arc::clone(&publisher);
+        let _ = tokio::task::spawn_blocking(move || apply(&publisher, changes)).await;
     }
 }
 

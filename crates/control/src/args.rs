@@ -16,8 +16,15 @@ use crate::{access::Account, audit::Target};
 pub struct Args {
     /// Directory or file with Kubernetes, Istio and Gateway API objects (YAML or JSON); watched. May be repeated: an
     /// object in a later directory replaces the same object in an earlier one, with a warning if they differ.
-    #[arg(long = "config", value_name = "DIR", required = true)]
+    #[arg(long = "config", value_name = "DIR", required_unless_present_any = ["kubernetes", "kubeconfig"])]
     pub config: Vec<PathBuf>,
+    /// Watch the objects of the Kubernetes cluster of the pod's service account, or of the kubeconfig of KUBECONFIG or
+    /// of the user. They replace the same objects of --config.
+    #[arg(long)]
+    pub kubernetes: bool,
+    /// Watch the objects of the cluster of this kubeconfig.
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
     /// Directory with objects that a program has generated from those of --config; watched. Messages about a generated
     /// object name its source in --config.
     #[arg(long, value_name = "DIR")]
