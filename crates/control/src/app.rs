@@ -10,6 +10,7 @@
 use std::{
     net::SocketAddr,
     path::PathBuf,
+    pin::pin,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -69,11 +70,19 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 }
 
 async fn serve(args: Args) -> anyhow::Result<()> {
-    let (plane, sources) = ControlPlane::open(args).await?;
+    let mut terminate = pin!(shutdown::terminate());
+    let (plane, sources) = tokio::select! {
+        opened = ControlPlane::open(args) => opened?,
+        // A cluster can keep the start waiting.
+        signal = &mut terminate => {
+            info!(signal = signal?, "ended before the start was complete");
+            return Ok(());
+        }
+    };
     let (trigger, shutdown) = shutdown::channel();
     let certificate = plane.listen(shutdown)?;
     plane.start_background_tasks(sources, certificate);
-    let signal = shutdown::terminate().await?;
+    let signal = terminate.await?;
     info!(signal, "shutting down");
     plane.shut_down(trigger).await;
     Ok(())
@@ -355,7 +364,7 @@ async fn connect(args: &Args, layer: usize) -> anyhow::Result<Option<Cluster>> {
     // The workloads of other kinds are known by their pods.
     let kinds: Vec<WatchedKind> = Kind::ALL
         .iter()
-        .filter(|kind| !matches!(kind.group(), "apps" | "batch") && **kind != Kind::ServiceAccount)
+        .filter(|kind| !matches!(kind.group(), "apps" | "batch"))
         .map(|kind| WatchedKind { group: kind.group(), kind: kind.as_str() })
         .collect();
     Ok(Some(Cluster::connect(args.kubeconfig.as_deref(), &kinds, layer).await?))

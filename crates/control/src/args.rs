@@ -18,8 +18,8 @@ pub struct Args {
     /// object in a later directory replaces the same object in an earlier one, with a warning if they differ.
     #[arg(long = "config", value_name = "DIR", required_unless_present_any = ["kubernetes", "kubeconfig"])]
     pub config: Vec<PathBuf>,
-    /// Watch the objects of the Kubernetes cluster of the pod's service account, or of the kubeconfig of KUBECONFIG or
-    /// of the user. They replace the same objects of --config.
+    /// Watch the objects of a Kubernetes cluster: the first of that of KUBECONFIG, of the user's kubeconfig and of the
+    /// pod's service account. They replace the same objects of --config, with a warning.
     #[arg(long)]
     pub kubernetes: bool,
     /// Watch the objects of the cluster of this kubeconfig.

@@ -43,7 +43,7 @@ async fn objects_of_a_cluster_are_those_of_the_mesh() {
 
     test.create("after").await;
     until(&control, &page("after"), |status, _| status == 200).await;
-    let file = format!("kubernetes/Service/{}/after", test.namespace);
+    let file = format!("kubernetes/services/{}/after", test.namespace);
     assert!(control.page("/debug/config_files").await.contains(&file));
     // The mesh warns about this field.
     let patch = Patch::Merge(json!({"spec": {"internalTrafficPolicy": "Local"}}));

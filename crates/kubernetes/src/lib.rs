@@ -1,13 +1,18 @@
 //! Watches the objects of a Kubernetes cluster.
 //!
-//! Each object is a file of its own, `kubernetes/KIND/NAMESPACE/NAME`, whose text is the object in JSON. So what holds
+//! Each object is a file of its own, `kubernetes/KINDS.GROUP/NAMESPACE/NAME`, whose text is the object in JSON. So what holds
 //! for files holds for objects too: an object that is refused keeps its last valid version, and messages name it.
 //!
 //! Each kind has a watch of its own. A watch that ends is resumed, or begins again with a list; objects that are not in
-//! the list were deleted meanwhile. While the API server is away, the objects known so far stay in effect. Kinds whose
-//! definitions the cluster does not have yet are looked for at intervals.
+//! the list were deleted meanwhile. While the API server is away, the objects known so far stay in effect. Kinds that the
+//! cluster does not serve, or no longer in the version that was watched, are looked for at intervals.
 
-use std::{collections::HashSet, path::Path, pin::pin, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    path::Path,
+    pin::pin,
+    time::Duration,
+};
 
 use futures_util::StreamExt as _;
 use kube::{
@@ -20,7 +25,7 @@ use kube::{
 use skysail_source::{FileChange, FileState};
 use tokio::{
     sync::mpsc,
-    time::{Instant, timeout_at},
+    time::{Instant, timeout, timeout_at},
 };
 use tracing::{info, warn};
 
@@ -31,6 +36,14 @@ const MAX_BURST: Duration = Duration::from_millis(100);
 const WAITING: usize = 4096;
 /// Interval at which kinds that the cluster does not have are looked for.
 const MISSING_INTERVAL: Duration = Duration::from_secs(10);
+/// Timeout of a response to a list, and of the pause between two events of a watch. It is longer than a watch lasts.
+const READ_TIMEOUT: Duration = Duration::from_secs(300);
+/// Timeout of the search for the kinds that the cluster serves.
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Interval of messages about kinds whose lists are awaited at the start.
+const WAITING_INTERVAL: Duration = Duration::from_secs(10);
+/// Annotation in which kubectl keeps a copy of the object.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// Interval between two messages about a watch that fails.
 const FAILURE_INTERVAL: Duration = Duration::from_secs(60);
 /// Number of objects in each part of a list.
@@ -54,6 +67,12 @@ pub enum ConnectError {
     /// Neither a kubeconfig nor a service account of a pod was found.
     #[error("no kubeconfig and no service account of a pod: {0}; set --kubeconfig or KUBECONFIG")]
     Infer(#[from] kube::config::InferConfigError),
+    /// The API server did not say in time which kinds it serves.
+    #[error("the API server at {server} did not say within {DISCOVERY_TIMEOUT:?} which kinds it serves")]
+    Silent {
+        /// Address of the API server.
+        server: String,
+    },
     /// The API server cannot be reached, or refuses the credential.
     #[error("the API server at {server}: {cause}")]
     Server {
@@ -86,12 +105,15 @@ enum Event {
 pub struct Cluster {
     events: mpsc::Receiver<Event>,
     /// Kinds whose first list is not complete.
-    unlisted: HashSet<String>,
+    unlisted: BTreeSet<String>,
 }
 
+/// A kind that the cluster does not serve, with the versions of its objects that are in effect.
+type Missing = (WatchedKind, HashMap<String, String>);
+
 impl Cluster {
-    /// Connects to a cluster and starts the watches. Changes have this layer. Without a kubeconfig, the variable
-    /// `KUBECONFIG`, the user's kubeconfig or the service account of the pod applies.
+    /// Connects to a cluster and starts the watches. Changes have this layer. Without a kubeconfig, the first of these
+    /// applies: that of the variable `KUBECONFIG`, the user's, the service account of the pod.
     ///
     /// # Errors
     /// The kubeconfig is unusable, or the API server does not answer.
@@ -100,26 +122,34 @@ impl Cluster {
         kinds: &[WatchedKind],
         layer: usize,
     ) -> Result<Self, ConnectError> {
-        let config = match kubeconfig {
-            Some(file) => {
-                let options = KubeConfigOptions::default();
-                Config::from_custom_kubeconfig(Kubeconfig::read_from(file)?, &options).await?
-            }
+        let options = KubeConfigOptions::default();
+        let mut config = match kubeconfig {
+            Some(file) => Config::from_custom_kubeconfig(Kubeconfig::read_from(file)?, &options).await?,
+            // An unusable file is an error, and does not lead to another cluster.
+            None if std::env::var_os("KUBECONFIG").is_some() => Config::from_kubeconfig(&options).await?,
             None => Config::infer().await?,
         };
+        config.read_timeout = Some(READ_TIMEOUT);
         let server = config.cluster_url.to_string();
         let failed = |cause| ConnectError::Server { server: server.clone(), cause };
         let client = Client::try_from(config).map_err(failed)?;
-        let served = served(&client, kinds).await.map_err(failed)?;
-        info!(server, kinds = served.len(), "watching a cluster");
+        let found = timeout(DISCOVERY_TIMEOUT, served(&client, kinds)).await;
+        let found = found.map_err(|_| ConnectError::Silent { server: server.clone() })?.map_err(failed)?;
+        info!(server, kinds = found.len(), "watching a cluster");
         let (sender, events) = mpsc::channel(WAITING);
-        let missing: Vec<WatchedKind> =
-            kinds.iter().filter(|kind| !served.iter().any(|one| is(one, kind))).copied().collect();
-        let unlisted = served.iter().map(name_of).collect();
-        for resource in served {
-            tokio::spawn(follow(client.clone(), resource, layer, sender.clone()));
+        let (lost, missing) = mpsc::unbounded_channel();
+        let mut absent: Vec<Missing> = Vec::new();
+        let mut unlisted = BTreeSet::new();
+        for kind in kinds {
+            let Some(resource) = found.iter().find(|one| is(one, kind)) else {
+                absent.push((*kind, HashMap::new()));
+                continue;
+            };
+            unlisted.insert(name_of(resource));
+            let watch = Watch { resource: resource.clone(), kind: *kind, layer, events: sender.clone() };
+            tokio::spawn(watch.run(client.clone(), HashMap::new(), true, lost.clone()));
         }
-        tokio::spawn(follow_missing(client, missing, layer, sender));
+        tokio::spawn(follow_missing(client, absent, layer, sender, (lost, missing)));
         Ok(Self { events, unlisted })
     }
 
@@ -129,13 +159,15 @@ impl Cluster {
     /// A kind may not be listed.
     pub async fn initial(&mut self) -> Result<Vec<FileChange>, ConnectError> {
         let mut changes = Vec::new();
-        while !self.unlisted.is_empty()
-            && let Some(event) = self.events.recv().await
-        {
-            match event {
-                Event::Change(change) => changes.push(change),
-                Event::Listed(kind) => _ = self.unlisted.remove(&kind),
-                Event::Forbidden(kind, cause) => return Err(ConnectError::Forbidden { kind, cause }),
+        while !self.unlisted.is_empty() {
+            match timeout(WAITING_INTERVAL, self.events.recv()).await {
+                Ok(Some(Event::Change(change))) => changes.push(change),
+                Ok(Some(Event::Listed(kind))) => _ = self.unlisted.remove(&kind),
+                Ok(Some(Event::Forbidden(kind, cause))) => {
+                    return Err(ConnectError::Forbidden { kind, cause });
+                }
+                Ok(None) => break,
+                Err(_) => info!(kinds = ?self.unlisted, "the start waits for the objects of these kinds"),
             }
         }
         Ok(changes)
@@ -177,7 +209,7 @@ fn is(resource: &ApiResource, kind: &WatchedKind) -> bool {
     resource.group == kind.group && resource.kind == kind.kind
 }
 
-/// Returns the kinds that the cluster serves, each in its preferred version.
+/// Returns the kinds that the cluster serves, each in its most stable version.
 async fn served(client: &Client, kinds: &[WatchedKind]) -> Result<Vec<ApiResource>, kube::Error> {
     let mut groups: Vec<&str> = kinds.iter().map(|kind| kind.group).collect();
     groups.sort_unstable();
@@ -188,104 +220,252 @@ async fn served(client: &Client, kinds: &[WatchedKind]) -> Result<Vec<ApiResourc
     Ok(wanted.map(|(resource, _)| resource).collect())
 }
 
-/// Looks for kinds until the cluster has all of them.
+/// Looks for kinds that the cluster does not serve, group by group, and watches those that it serves.
 async fn follow_missing(
     client: Client,
-    mut missing: Vec<WatchedKind>,
+    mut absent: Vec<Missing>,
     layer: usize,
     events: mpsc::Sender<Event>,
+    (lost, mut missing): (mpsc::UnboundedSender<Missing>, mpsc::UnboundedReceiver<Missing>),
 ) {
-    while !missing.is_empty() && !events.is_closed() {
+    let mut failures = Failures::default();
+    while !events.is_closed() {
         tokio::time::sleep(MISSING_INTERVAL).await;
-        // The watches report that the API server is away.
-        let Ok(found) = served(&client, &missing).await else { continue };
-        missing.retain(|kind| !found.iter().any(|one| is(one, kind)));
-        for resource in found {
-            info!(kind = resource.kind, group = resource.group, "the cluster has a further kind");
-            tokio::spawn(follow(client.clone(), resource, layer, events.clone()));
+        while let Ok(kind) = missing.try_recv() {
+            absent.push(kind);
+        }
+        let mut by_group: BTreeMap<&str, Vec<Missing>> = BTreeMap::new();
+        for kind in absent.drain(..) {
+            by_group.entry(kind.0.group).or_default().push(kind);
+        }
+        for (group, kinds) in by_group {
+            let names: Vec<WatchedKind> = kinds.iter().map(|(kind, _)| *kind).collect();
+            let found = match timeout(DISCOVERY_TIMEOUT, served(&client, &names)).await {
+                Ok(Ok(found)) => found,
+                Ok(Err(error)) => {
+                    failures.report(|| {
+                        warn!(%error, "kinds of {group:?} cannot be looked for; it is tried again");
+                    });
+                    absent.extend(kinds);
+                    continue;
+                }
+                Err(_) => {
+                    absent.extend(kinds);
+                    continue;
+                }
+            };
+            for (kind, known) in kinds {
+                let Some(resource) = found.iter().find(|one| is(one, &kind)).cloned() else {
+                    // Without its definition a kind has no objects.
+                    for path in known.into_keys() {
+                        let _ = events.send(deleted(layer, path)).await;
+                    }
+                    absent.push((kind, HashMap::new()));
+                    continue;
+                };
+                info!(kind = name_of(&resource), "the cluster serves a further kind");
+                let watch = Watch { resource, kind, layer, events: events.clone() };
+                tokio::spawn(watch.run(client.clone(), known, false, lost.clone()));
+            }
         }
     }
 }
 
-/// Follows the objects of a kind until nobody receives the events.
-async fn follow(client: Client, resource: ApiResource, layer: usize, events: mpsc::Sender<Event>) {
-    let api: Api<DynamicObject> = Api::all_with(client, &resource);
-    let config = watcher::Config::default().page_size(PAGE);
-    let mut stream = pin!(watcher(api, config).default_backoff());
-    let (mut known, mut listed) = (HashSet::new(), HashSet::new());
-    let mut last_failure: Option<Instant> = None;
-    while let Some(event) = stream.next().await {
-        let sent = match event {
-            Ok(watcher::Event::Init) => {
-                listed.clear();
-                continue;
-            }
-            Ok(watcher::Event::InitApply(object)) => {
-                let path = path_of(&resource, &object);
-                listed.insert(path.clone());
-                known.insert(path.clone());
-                events.send(changed(layer, path, &resource, object)).await
-            }
-            Ok(watcher::Event::InitDone) => {
-                last_failure = None;
-                let gone: Vec<String> = known.difference(&listed).cloned().collect();
-                let mut sent = Ok(());
-                for path in gone {
+/// Limits messages about failures.
+#[derive(Default)]
+struct Failures(Option<Instant>);
+
+impl Failures {
+    fn report(&mut self, say: impl FnOnce()) {
+        if self.0.is_none_or(|last| last.elapsed() >= FAILURE_INTERVAL) {
+            self.0 = Some(Instant::now());
+            say();
+        }
+    }
+}
+
+/// The watch of a kind.
+struct Watch {
+    resource: ApiResource,
+    kind: WatchedKind,
+    layer: usize,
+    events: mpsc::Sender<Event>,
+}
+
+impl Watch {
+    /// Follows the objects of the kind until nobody receives the events, or until the cluster no longer serves the
+    /// version. `known` are the versions of the objects by their paths. `is_start`: the start of the control plane waits
+    /// for the first list.
+    async fn run(
+        self,
+        client: Client,
+        mut known: HashMap<String, String>,
+        is_start: bool,
+        lost: mpsc::UnboundedSender<Missing>,
+    ) {
+        let api: Api<DynamicObject> = Api::all_with(client, &self.resource);
+        let mut config = watcher::Config::default().page_size(PAGE);
+        if self.resource.kind == "Secret" {
+            // Helm's releases are large, and no certificates.
+            config = config.fields("type!=helm.sh/release.v1");
+        }
+        let mut stream = pin!(watcher(api, config).default_backoff());
+        let (mut listed, mut failures) = (HashSet::new(), Failures::default());
+        let (kind, mut is_listed) = (name_of(&self.resource), false);
+        while let Some(event) = stream.next().await {
+            let sent = match event {
+                Ok(watcher::Event::Init) => {
+                    listed.clear();
+                    continue;
+                }
+                Ok(watcher::Event::InitApply(object)) => {
+                    listed.insert(self.path_of(&object));
+                    self.apply(object, &mut known).await
+                }
+                Ok(watcher::Event::InitDone) => {
+                    is_listed = true;
+                    let gone: Vec<String> =
+                        known.keys().filter(|path| !listed.contains(*path)).cloned().collect();
+                    listed = HashSet::new();
+                    for path in gone {
+                        known.remove(&path);
+                        let _ = self.events.send(deleted(self.layer, path)).await;
+                    }
+                    self.events.send(Event::Listed(kind.clone())).await
+                }
+                Ok(watcher::Event::Apply(object)) => self.apply(object, &mut known).await,
+                Ok(watcher::Event::Delete(object)) => {
+                    let path = self.path_of(&object);
                     known.remove(&path);
-                    sent = events.send(deleted(layer, path)).await;
+                    self.events.send(deleted(self.layer, path)).await
                 }
-                listed = HashSet::new();
-                if sent.is_ok() { events.send(Event::Listed(name_of(&resource))).await } else { sent }
+                Err(error) => match code_of(&error) {
+                    Some(403) if is_start && !is_listed => {
+                        self.events.send(Event::Forbidden(kind.clone(), error.to_string())).await
+                    }
+                    Some(404) => {
+                        warn!(%error, "the cluster no longer serves {kind}, or this version of it; it is looked for");
+                        let _ = lost.send((self.kind, known));
+                        self.events.send(Event::Listed(kind)).await.unwrap_or_default();
+                        return;
+                    }
+                    _ => {
+                        let effect = if is_listed {
+                            "its objects stay in effect"
+                        } else {
+                            "its objects are not known"
+                        };
+                        failures.report(
+                            || warn!(%error, "the watch of {kind} failed and is tried again; {effect}"),
+                        );
+                        continue;
+                    }
+                },
+            };
+            if sent.is_err() {
+                return;
             }
-            Ok(watcher::Event::Apply(object)) => {
-                let path = path_of(&resource, &object);
-                known.insert(path.clone());
-                events.send(changed(layer, path, &resource, object)).await
-            }
-            Ok(watcher::Event::Delete(object)) => {
-                let path = path_of(&resource, &object);
-                known.remove(&path);
-                events.send(deleted(layer, path)).await
-            }
-            Err(watcher::Error::InitialListFailed(kube::Error::Api(status))) if status.code == 403 => {
-                events.send(Event::Forbidden(name_of(&resource), status.message.clone())).await
-            }
-            Err(error) => {
-                if last_failure.is_none_or(|last| last.elapsed() >= FAILURE_INTERVAL) {
-                    last_failure = Some(Instant::now());
-                    let kind = name_of(&resource);
-                    warn!(%error, "the watch of {kind} failed and is tried again; its objects stay in effect");
-                }
-                continue;
-            }
-        };
-        if sent.is_err() {
-            return;
         }
+    }
+
+    /// Sends the state of an object, unless it is known.
+    async fn apply(
+        &self,
+        mut object: DynamicObject,
+        known: &mut HashMap<String, String>,
+    ) -> Result<(), mpsc::error::SendError<Event>> {
+        let path = self.path_of(&object);
+        // The server increases it with each change, also with those of fields that have no effect.
+        let version = object.metadata.resource_version.take().unwrap_or_default();
+        if known.insert(path.clone(), version.clone()) == Some(version) {
+            return Ok(());
+        }
+        // Items of a list have no type.
+        object.types.get_or_insert_with(|| kube::api::TypeMeta {
+            api_version: self.resource.api_version.clone(),
+            kind: self.resource.kind.clone(),
+        });
+        object.metadata.managed_fields = None;
+        object.metadata.generation = None;
+        object.metadata.annotations.as_mut().map(|annotations| annotations.remove(LAST_APPLIED));
+        let state = match serde_json::to_string(&object) {
+            Ok(text) => FileState::Text(printable(text)),
+            Err(error) => FileState::Unreadable(error.to_string()),
+        };
+        self.events.send(Event::Change(FileChange { layer: self.layer, path, state })).await
+    }
+
+    /// Returns the path of an object. The namespace is empty for kinds of the cluster.
+    fn path_of(&self, object: &DynamicObject) -> String {
+        let of = |text: &Option<String>| text.clone().unwrap_or_default();
+        let (namespace, name) = (of(&object.metadata.namespace), of(&object.metadata.name));
+        let ApiResource { plural, group, .. } = &self.resource;
+        let dot = if group.is_empty() { "" } else { "." };
+        format!("kubernetes/{plural}{dot}{group}/{namespace}/{name}")
     }
 }
 
-/// Returns the path of an object. The namespace is empty for kinds of the cluster.
-fn path_of(resource: &ApiResource, object: &DynamicObject) -> String {
-    let of = |text: &Option<String>| text.clone().unwrap_or_default();
-    let (namespace, name) = (of(&object.metadata.namespace), of(&object.metadata.name));
-    format!("kubernetes/{}/{namespace}/{name}", resource.kind)
+/// Returns the status of a response that failed a watch.
+fn code_of(error: &watcher::Error) -> Option<u16> {
+    match error {
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status)) => Some(status.code),
+        watcher::Error::WatchError(status) => Some(status.code),
+        _ => None,
+    }
 }
 
 fn deleted(layer: usize, path: String) -> Event {
     Event::Change(FileChange { layer, path, state: FileState::Deleted })
 }
 
-fn changed(layer: usize, path: String, resource: &ApiResource, mut object: DynamicObject) -> Event {
-    // Items of a list have no type.
-    object.types.get_or_insert_with(|| kube::api::TypeMeta {
-        api_version: resource.api_version.clone(),
-        kind: resource.kind.clone(),
-    });
-    object.metadata.managed_fields = None;
-    let state = match serde_json::to_string(&object) {
-        Ok(text) => FileState::Text(text),
-        Err(error) => FileState::Unreadable(error.to_string()),
+/// Escapes the characters of a text in JSON that YAML does not permit in texts. JSON has them within strings only.
+fn printable(text: String) -> String {
+    let is_refused = |c: char| {
+        matches!(c, '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
     };
-    Event::Change(FileChange { layer, path, state })
+    if !text.contains(is_refused) {
+        return text;
+    }
+    let mut escaped = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_refused(c) {
+            escaped.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            escaped.push(c);
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::GroupVersionKind;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn kinds_of_one_name_have_different_files() {
+        let path = |group: &'static str| {
+            let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", "Gateway"));
+            let (events, _) = mpsc::channel(1);
+            let watch = Watch { kind: WatchedKind { group, kind: "Gateway" }, resource, layer: 0, events };
+            let object = json!({"metadata": {"namespace": "shop", "name": "edge"}});
+            watch.path_of(&serde_json::from_value(object).unwrap())
+        };
+        assert_eq!(path("networking.istio.io"), "kubernetes/gateways.networking.istio.io/shop/edge");
+        assert_eq!(path(""), "kubernetes/gateways/shop/edge");
+    }
+
+    #[test]
+    fn texts_of_objects_are_yaml_whatever_characters_they_have() {
+        let every = (0..=0x2_00ff).filter_map(char::from_u32);
+        let object = json!({"a": every.collect::<String>()});
+        let text = printable(object.to_string());
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), object, "the same JSON");
+        let document = skysail_yaml::documents(&text).next().unwrap();
+        assert_eq!(document.root.unwrap().to_json(), object);
+    }
 }

@@ -23,7 +23,7 @@ const SERVICE: WatchedKind = WatchedKind { group: "", kind: "Service" };
 const THING: WatchedKind = WatchedKind { group: "test.skysail.io", kind: "Thing" };
 
 fn path(test: &TestCluster, name: &str) -> String {
-    format!("kubernetes/Service/{}/{name}", test.namespace)
+    format!("kubernetes/services/{}/{name}", test.namespace)
 }
 
 /// Returns the text of a file among changes; `None` if it was deleted.
@@ -99,7 +99,7 @@ async fn kinds_that_are_defined_later_are_watched() {
         }
     };
     timeout(Duration::from_secs(120), made).await.unwrap();
-    let path = format!("kubernetes/Thing/{}/one", test.namespace);
+    let path = format!("kubernetes/things.test.skysail.io/{}/one", test.namespace);
     until(&mut cluster, &path, |state| has(state, r#""a":1"#)).await;
     definitions.delete("things.test.skysail.io", &DeleteParams::default()).await.unwrap();
     until(&mut cluster, &path, |state| *state == FileState::Deleted).await;
