@@ -222,6 +222,9 @@ impl Args {
             },
         };
         match (self.bootstrap, self.discovery, self.ca_root, self.token, self.node) {
+            (Some(_), ..) if common.merged_metrics_port.is_some() && common.metrics_port.is_none() => {
+                bail!("--merged-metrics-port with --bootstrap needs --metrics-port")
+            }
             (Some(path), ..) => {
                 let source =
                     Source { path, merged: envoys.config_yaml, lenient: envoys.allow_unknown_static_fields };

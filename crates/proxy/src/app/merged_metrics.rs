@@ -4,6 +4,7 @@
 //! Both pages are read while the client reads, so the memory of a scrape does not depend on their length.
 
 use std::{
+    convert::Infallible,
     net::{Ipv4Addr, SocketAddr},
     sync::{
         Arc,
@@ -24,6 +25,7 @@ use axum::{
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
+use skysail_core::names::{ADMIN_PORT, HEALTH_PORT, MERGED_METRICS_PORT, METRICS_PORT};
 use tokio::{net::TcpListener, sync::Semaphore, time::timeout};
 use tokio_stream::StreamExt as _;
 
@@ -37,14 +39,16 @@ const PROXY_PATH: &str = "/stats/prometheus";
 const LOCAL: &str = "localhost";
 /// Header in which Prometheus sends its timeout, in seconds.
 const SCRAPE_TIMEOUT: &str = "x-prometheus-scrape-timeout-seconds";
-/// Timeout of a page's head, if the client states none. Source: the default `scrape_timeout` of Prometheus.
+/// Timeout of a client that states none. Source: the default `scrape_timeout` of Prometheus.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum timeout of a page's head.
+/// Maximum timeout.
 const MAX_TIMEOUT: Duration = Duration::from_mins(1);
 /// Maximum size of a page's head in bytes.
 const MAX_HEAD: usize = 64 << 10;
 /// Maximum number of scrapes in progress.
 const SCRAPES: usize = 8;
+/// Ports of the proxy in a mesh.
+const OWN_PORTS: [u16; 4] = [ADMIN_PORT, HEALTH_PORT, MERGED_METRICS_PORT, METRICS_PORT];
 /// Formats that can follow the metrics of the proxy.
 const ACCEPTED: HeaderValue = HeaderValue::from_static(
     "text/plain;version=0.0.4;q=0.9,application/openmetrics-text;version=1.0.0;q=0.1",
@@ -84,10 +88,18 @@ impl WorkloadPage {
         // Istio's defaults.
         let port = if port.is_empty() { "80" } else { &port };
         let port = port.parse().with_context(|| format!("{port:?} is not a port"))?;
+        ensure!(!OWN_PORTS.contains(&port), "port {port} is one of the proxy, not of the workload");
         let path = if path.is_empty() { "/metrics".to_owned() } else { path };
         let slash = if path.starts_with('/') { "" } else { "/" };
         Ok(Some(Self { port, path: format!("{slash}{path}") }))
     }
+}
+
+/// MetricsPart of the merged page.
+#[derive(Clone, Copy, Debug)]
+enum MetricsPart {
+    Proxy,
+    Workload,
 }
 
 /// Pages that are merged, and what became of the scrapes.
@@ -119,7 +131,8 @@ pub(super) async fn serve(port: u16, proxy: u16, mark: Option<u32>) -> anyhow::R
         None
     });
     let merged = Arc::new(MergedMetrics::new(proxy, workload, mark));
-    let router = Router::new().route(PROXY_PATH, get(page)).with_state(merged);
+    // The second is the path that scrapers use by default.
+    let router = Router::new().route(PROXY_PATH, get(page)).route("/metrics", get(page)).with_state(merged);
     tokio::spawn(skysail_admin::serve(listener, router));
     Ok(())
 }
@@ -151,8 +164,30 @@ impl MergedMetrics {
         )
     }
 
+    /// Returns the result of a step of a part. Counts and logs its failure.
+    fn succeeded<T>(&self, part: MetricsPart, result: anyhow::Result<T>) -> Option<T> {
+        let failures = match part {
+            MetricsPart::Proxy => &self.failures_of_proxy,
+            MetricsPart::Workload => &self.failures_of_workload,
+        };
+        result
+            .inspect_err(|error| {
+                failures.fetch_add(1, Relaxed);
+                tracing::warn!(
+                    "cannot read the metrics of the {}: {error:#}",
+                    format!("{part:?}").to_lowercase()
+                );
+            })
+            .ok()
+    }
+
     /// Requests a page, and returns the response once its head is read.
     async fn get(&self, port: u16, path: &str, client: &HeaderMap) -> anyhow::Result<Response<Incoming>> {
+        let reading = self.request(port, path, client);
+        timeout(limit(client), reading).await.context("no answer in time")?
+    }
+
+    async fn request(&self, port: u16, path: &str, client: &HeaderMap) -> anyhow::Result<Response<Incoming>> {
         let stream = connect_tcp(LOCAL, port, self.mark).await?;
         let (mut sender, connection) =
             http1::Builder::new().max_buf_size(MAX_HEAD).handshake(TokioIo::new(stream)).await?;
@@ -173,11 +208,11 @@ impl MergedMetrics {
     }
 }
 
-/// Returns the timeout of a page's head for this client.
+/// Returns the timeout of a page's head: most of the client's timeout, so that the other page still arrives in time.
 fn limit(client: &HeaderMap) -> Duration {
     let seconds = client.get(SCRAPE_TIMEOUT).and_then(|value| value.to_str().ok()?.parse().ok());
     let stated = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    stated.map_or(DEFAULT_TIMEOUT, |stated| stated.min(MAX_TIMEOUT))
+    stated.map_or(DEFAULT_TIMEOUT, |stated| stated.min(MAX_TIMEOUT)).mul_f64(0.8)
 }
 
 async fn page(
@@ -197,24 +232,25 @@ async fn page(
         }
     };
     let (of_proxy, of_workload) = tokio::join!(merged.get(merged.proxy, &path, &client), of_workload);
-    let failed = |of: &str, count: &AtomicU64, error: anyhow::Error| {
-        count.fetch_add(1, Relaxed);
-        tracing::warn!("cannot read the metrics of the {of}: {error:#}");
-    };
-    let of_proxy = of_proxy.map_err(|error| failed("proxy", &merged.failures_of_proxy, error)).ok();
-    let of_workload = of_workload
-        .and_then(|read| read.map_err(|error| failed("workload", &merged.failures_of_workload, error)).ok());
+    let of_proxy = merged.succeeded(MetricsPart::Proxy, of_proxy);
+    let of_workload = of_workload.and_then(|read| merged.succeeded(MetricsPart::Workload, read));
     let is_open_metrics =
         |value: &&HeaderValue| value.as_bytes().starts_with(b"application/openmetrics-text");
     let kind = of_workload.as_ref().and_then(|response| response.headers().get(header::CONTENT_TYPE));
     let kind = kind.filter(is_open_metrics).cloned().unwrap_or(TEXT);
-    let stream = |response: Option<Response<Incoming>>| {
-        response.map_or_else(Body::empty, |response| Body::new(response.into_body())).into_data_stream()
+    // A part that fails ends, so that the others are complete.
+    let stream = |part: MetricsPart, response: Option<Response<Incoming>>| {
+        let body = response.map_or_else(Body::empty, |response| Body::new(response.into_body()));
+        let merged = Arc::clone(&merged);
+        let complete = move |piece: Result<Bytes, axum::Error>| {
+            merged.succeeded(part, piece.map_err(anyhow::Error::from)).map(Ok::<_, Infallible>)
+        };
+        body.into_data_stream().map_while(complete)
     };
     // The workload's part is the last, because the end of an OpenMetrics page is marked.
     let pieces = tokio_stream::once(Ok(Bytes::from(merged.figures())))
-        .chain(stream(of_proxy))
-        .chain(stream(of_workload))
+        .chain(stream(MetricsPart::Proxy, of_proxy))
+        .chain(stream(MetricsPart::Workload, of_workload))
         .map(move |piece| {
             let _in_progress = &permit;
             piece
@@ -277,6 +313,7 @@ mod tests {
         }
         let error = WorkloadPage::parse(r#"{"port": "http"}"#).unwrap_err();
         assert_eq!(error.to_string(), "\"http\" is not a port");
+        assert!(WorkloadPage::parse(r#"{"port": "15020"}"#).is_err(), "it would read itself");
     }
 
     #[test]
@@ -284,10 +321,10 @@ mod tests {
         let of = |text: &'static str| {
             limit(&HeaderMap::from_iter([(SCRAPE_TIMEOUT.parse().unwrap(), HeaderValue::from_static(text))]))
         };
-        assert_eq!(of("2.5"), Duration::from_millis(2500));
-        assert_eq!(of("1e9"), MAX_TIMEOUT);
+        assert_eq!(of("2.5"), Duration::from_secs(2));
+        assert_eq!(of("1e9"), Duration::from_secs(48));
         for invalid in ["-1", "NaN", "inf", "soon"] {
-            assert_eq!(of(invalid), DEFAULT_TIMEOUT, "{invalid}");
+            assert_eq!(of(invalid), Duration::from_secs(8), "{invalid}");
         }
     }
 }
