@@ -195,10 +195,18 @@ impl World {
     /// them.
     pub(super) fn changes_of_entry(&self, namespace: &str, name: &str) -> ChangeSet {
         let Some(entry) = self.service_entries.get(namespace, name) else { return ChangeSet::default() };
-        // The workloads that are its endpoints.
+        // The workloads that are its endpoints. Another entry of a host may take effect instead, with other endpoints.
         let spec = &entry.object.spec;
-        let selected = spec.selector().cloned().map(AffectedWorkloads::Labelled);
-        let addressed = spec.hosts.iter().map(|host| AffectedWorkloads::Addressed(host_of(host)));
+        let hosts: BTreeSet<String> = spec.hosts.iter().map(|host| host_of(host)).collect();
+        let mut others = self.service_entries.in_namespace(namespace).map(|entry| &entry.object);
+        let is_shared = others.any(|other| {
+            other.meta.name != name && other.spec.hosts.iter().any(|host| hosts.contains(&host_of(host)))
+        });
+        let selected = match is_shared {
+            true => Some(AffectedWorkloads::ALL),
+            false => spec.selector().cloned().map(AffectedWorkloads::Labelled),
+        };
+        let addressed = hosts.into_iter().map(AffectedWorkloads::Addressed);
         let mut changes = ChangeSet::of_workloads(namespace, addressed.chain(selected));
         for host in entry.object.spec.hosts.iter().map(|host| host_of(host)) {
             if host.starts_with('*') {

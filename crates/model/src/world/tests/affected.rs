@@ -137,6 +137,28 @@ fn objects_affect_the_workloads_that_they_select() {
 }
 
 #[test]
+fn entries_of_one_host_affect_the_workloads_of_each_other() {
+    let entry = |name: &str, app: &str| {
+        format!(
+            "---\napiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: {name}, namespace: svc}}\n\
+             spec: {{hosts: [x.example.com], location: MESH_INTERNAL, resolution: STATIC, \
+             ports: [{{number: 80, name: http, protocol: HTTP}}], workloadSelector: {{labels: {{app: {app}}}}}}}\n"
+        )
+    };
+    let mut world = settled(&format!("{SERVICE}{OTHER}"));
+    let all = ("svc".to_owned(), AffectedWorkloads::ALL);
+    assert!(!changes(&mut world, &entry("one", "a")).workloads_in.contains(&all));
+    assert!(changes(&mut world, &entry("two", "b")).workloads_in.contains(&all));
+    // The other one takes effect.
+    assert!(world.delete(&ObjectKey {
+        kind: Kind::ServiceEntry,
+        namespace: "svc".into(),
+        name: "one".into()
+    }));
+    assert!(world.take_changes().workloads_in.contains(&all));
+}
+
+#[test]
 fn an_envoy_filter_of_listeners_affects_its_namespace() {
     let mut world = settled(SERVICE);
     let filter = |apply_to: &str, more: &str| {
