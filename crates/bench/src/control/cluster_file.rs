@@ -147,7 +147,7 @@ fn of_pilot_load(root: &Value) -> anyhow::Result<ClusterSize> {
     for namespace in list(root, "namespaces") {
         let copies = number(namespace, "replicas", 1)?;
         note(&mut unused, "namespaces", namespace, &["name", "replicas", "applications"]);
-        sums.namespaces += copies;
+        sums.namespaces = sums.namespaces.saturating_add(copies);
         for application in list(namespace, "applications") {
             let known = ["name", "replicas", "pods", "instances", "type", "appType", "labels"];
             note(&mut unused, "namespaces.applications", application, &known);
@@ -155,10 +155,10 @@ fn of_pilot_load(root: &Value) -> anyhow::Result<ClusterSize> {
             let pods = number(application, "pods", number(application, "instances", 1)?)?;
             let kind = application["type"].as_str().or(application["appType"].as_str()).unwrap_or("sidecar");
             let pods = services.checked_mul(pods).context("the file describes too many objects")?;
-            sums.services += services;
-            sums.pods += pods;
+            sums.services = sums.services.saturating_add(services);
+            sums.pods = sums.pods.saturating_add(pods);
             match kind {
-                "sidecar" | "gateway" | "router" => sums.sidecars += pods,
+                "sidecar" | "gateway" | "router" => sums.sidecars = sums.sidecars.saturating_add(pods),
                 "plain" => {}
                 other => {
                     bail!("namespaces.applications.type: {other:?} is none of sidecar, gateway and plain")
@@ -205,27 +205,35 @@ fn of_cluster_loader(
     read: &mut dyn FnMut(&str, &Value) -> anyhow::Result<Value>,
 ) -> anyhow::Result<ClusterSize> {
     let mut unused = Vec::new();
-    note(&mut unused, "", root, &["name", "namespace", "steps"]);
-    let all = number(&root["namespace"], "number", 1)?;
-    let mut courses: BTreeMap<(String, String), Course> = BTreeMap::new();
+    note(&mut unused, "", root, &["name", "namespace", "automanagedNamespaces", "steps"]);
+    // The former name of the number of namespaces.
+    let all = number(&root["namespace"], "number", number(root, "automanagedNamespaces", 1)?)?;
+    let mut courses: BTreeMap<(String, String, u64, u64), Course> = BTreeMap::new();
     for step in list(root, "steps") {
+        ensure!(
+            step["module"].is_null(),
+            "steps.module is not supported; write the steps of the module here"
+        );
         note(&mut unused, "steps", step, &["name", "phases"]);
         for phase in list(step, "phases") {
             let known = ["namespaceRange", "replicasPerNamespace", "objectBundle", "tuningSet"];
             note(&mut unused, "steps.phases", phase, &known);
             let range = &phase["namespaceRange"];
-            let (first, last) = (number(range, "min", 1)?, number(range, "max", all)?.min(all));
+            // Objects without a range are of the cluster, and there is one set of them.
+            let first = number(range, "min", 1)?;
+            let last = number(range, "max", if range.is_null() { first } else { all })?;
+            ensure!(last <= all.max(first), "namespaceRange.max: there are {all} namespaces, not {last}");
             let replicas = number(phase, "replicasPerNamespace", 0)?;
             for bundle in list(phase, "objectBundle") {
                 let text = |field: &str| bundle[field].as_str().unwrap_or_default().to_owned();
                 let path = text("objectTemplatePath");
-                let course = courses.entry((text("basename"), path.clone())).or_default();
+                let course = courses.entry((text("basename"), path.clone(), first, last)).or_default();
                 if replicas > 0 {
                     let object = read(&path, &bundle["templateFillMap"])?;
                     let spec = &object["spec"];
                     match object["kind"].as_str() {
                         Some("Deployment" | "StatefulSet" | "ReplicaSet" | "ReplicationController") => {
-                            course.pods = Some(number(spec, "replicas", 1)?);
+                            course.pods = course.pods.max(Some(number(spec, "replicas", 1)?));
                         }
                         Some("Pod") => course.pods = Some(1),
                         Some("Service") => course.is_service = true,
@@ -244,7 +252,7 @@ fn of_cluster_loader(
         }
     }
     let mut sums = Sums { namespaces: all, ..Sums::default() };
-    let (mut declared, mut workloads, mut left) = (0, 0, 0);
+    let (mut declared, mut workloads, mut left) = (0, 0, 0.0);
     for course in courses.values() {
         let objects = course.most() * course.namespaces;
         if course.is_service {
@@ -252,13 +260,15 @@ fn of_cluster_loader(
         }
         let Some(pods) = course.pods else { continue };
         workloads += objects;
-        sums.pods += objects.checked_mul(pods).context("the file describes too many objects")?;
-        left += course.left() * course.namespaces * pods;
+        sums.pods = sums.pods.saturating_add(objects.saturating_mul(pods));
+        left += (course.left() * course.namespaces).saturating_mul(pods) as f64;
     }
     // Without Services each workload counts as one, since a mesh reaches pods by their services.
     sums.services = if declared > 0 { declared } else { workloads };
     sums.sidecars = sums.pods;
-    let churn = u32::try_from(100 * left / sums.pods.max(1))?;
+    let churn = (100.0 * left / sums.pods.max(1) as f64).min(100.0);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 100")]
+    let churn = churn as u32;
     sums.size(churn, unused)
 }
 

@@ -71,7 +71,7 @@ impl Template {
     }
 
     pub(super) fn render(&self, variables: &Variables) -> anyhow::Result<String> {
-        let mut run = Run { variables: variables.0.clone(), output: String::new(), parts: 0 };
+        let mut run = Rendering { variables: variables.0.clone(), output: String::new(), parts: 0 };
         run.block(&self.0)?;
         Ok(run.output)
     }
@@ -128,9 +128,15 @@ fn words(action: &str) -> anyhow::Result<Vec<String>> {
                 words.push(first.to_string());
                 1
             }
+            '|' => {
+                words.push("|".to_owned());
+                1
+            }
             _ => {
-                let length =
-                    rest.find(|c: char| c.is_whitespace() || "()\"`".contains(c)).unwrap_or(rest.len());
+                let ends = |c: char| c.is_whitespace() || "()\"`|".contains(c);
+                let length = rest.find(ends).unwrap_or(rest.len());
+                // A name and `:=` need no space between them.
+                let length = rest[..length].find(":=").filter(|at| *at > 0).unwrap_or(length);
                 words.push(rest[..length].to_owned());
                 length
             }
@@ -210,10 +216,21 @@ impl Parser {
 
 /// Parses an expression: an operand, or a function with operands.
 fn expression(words: &[&str]) -> anyhow::Result<Expression> {
-    let mut rest = words;
-    let parsed = call(&mut rest, 0)?;
-    ensure!(rest.is_empty(), "{}: `)` without `(`", words.join(" "));
-    Ok(parsed)
+    let mut parsed: Option<Expression> = None;
+    for mut stage in words.split(|word| *word == "|") {
+        let whole = stage;
+        let mut next = call(&mut stage, 0)?;
+        ensure!(stage.is_empty(), "{}: `)` without `(`", whole.join(" "));
+        // The value of a stage is the last operand of the next.
+        if let Some(value) = parsed.take() {
+            match &mut next {
+                Expression::Call(_, operands) => operands.push(value),
+                _ => bail!("{}: a stage after `|` is not a function", whole.join(" ")),
+            }
+        }
+        parsed = Some(next);
+    }
+    parsed.context("an expression is empty")
 }
 
 /// Parses up to the end or a closing parenthesis.
@@ -273,13 +290,13 @@ fn operand(word: &str) -> anyhow::Result<Expression> {
     }
 }
 
-struct Run {
+struct Rendering {
     variables: BTreeMap<String, Value>,
     output: String,
     parts: usize,
 }
 
-impl Run {
+impl Rendering {
     fn block(&mut self, parts: &[Part]) -> anyhow::Result<()> {
         for part in parts {
             self.parts += 1;
@@ -385,6 +402,9 @@ fn apply(function: &str, values: &[Value]) -> anyhow::Result<Value> {
             let rounds = rounds.with_context(|| format!("not a number from 0 to {MAX_ROUNDS}"))?;
             Ok((0..rounds).collect())
         }
+        "YamlQuote" => Ok(values.first().map(|value| value.to_string()).unwrap_or_default().into()),
+        // A size does not depend on chance: the mean.
+        "RandIntRange" => whole((fold(|a, b| a + b)? / 2.0).trunc()),
         "IfThenElse" => match values {
             [condition, then, otherwise] => Ok(if is_true(condition) { then } else { otherwise }.clone()),
             _ => bail!("three operands are expected"),

@@ -38,8 +38,8 @@ namespaces:
 const TEST: &str = "
 name: churn
 {{$namespaces := DefaultParam .CL2_NAMESPACES 4}}
-{{$size := 5}} {{- /* pods of a Deployment */ -}}
-{{$deployments := DivideInt (MultiplyInt .Nodes 30) (MultiplyInt $namespaces $size)}}
+{{$size:= 5}} {{- /* pods of a Deployment */ -}}
+{{$deployments := MultiplyInt .Nodes 30 | DivideInt (MultiplyInt 36000 $namespaces $size) | DivideInt 36000}}
 namespace: {number: {{$namespaces}}}
 steps:
 - name: services
