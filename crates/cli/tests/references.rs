@@ -121,7 +121,7 @@ fn the_metrics_reference_has_a_row_for_every_metric() {
     let known: BTreeMap<String, String> = known.collect();
     let mut out = String::from("\n## `skysaild`\n\nPort 15014, `/metrics`.\n");
     table(&control_metrics(), &BTreeMap::new(), &mut out);
-    out.push_str("\n## `skysail-proxy`\n\nPort 15090, `/stats/prometheus`; also on ports 15000 and 15021.\n");
+    out.push_str("\n## `skysail-proxy`\n\nPort 15090, `/stats/prometheus`; also on port 15000.\n");
     table(&proxy_metrics(), &known, &mut out);
     let unexplained: Vec<&str> = out.lines().filter(|line| line.ends_with("|  |")).collect();
     check("metrics.md", &out);
