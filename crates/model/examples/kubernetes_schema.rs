@@ -47,6 +47,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Required lists that the API server writes as `null` if they are empty.
+const NULLABLE: [(&str, &str); 1] = [("EndpointSlice", "endpoints")];
+
 /// Adds a type and all types to which its fields refer.
 fn describe(full: &str, schemas: &Map<String, Value>, types: &mut BTreeMap<String, String>) {
     let name = short(full);
@@ -58,7 +61,8 @@ fn describe(full: &str, schemas: &Map<String, Value>, types: &mut BTreeMap<Strin
     let required: Vec<_> = schema["required"].as_array().into_iter().flatten().collect();
     let mut lines = Vec::new();
     for (field, property) in schema["properties"].as_object().into_iter().flatten() {
-        let mark = if required.iter().any(|name| *name == field) { "!" } else { "" };
+        let is_written_as_null = NULLABLE.contains(&(name.as_str(), field.as_str()));
+        let mark = if required.iter().any(|name| *name == field) && !is_written_as_null { "!" } else { "" };
         lines.push(format!("  {field}{mark} {}", type_of(property, schemas, types)));
     }
     types.insert(name, lines.join("\n"));

@@ -116,6 +116,17 @@ fn endpoints_are_ready_pods_with_named_ports_resolved() {
     assert!(world.pod_by_ip("10.1.0.2".parse().unwrap()).is_none());
 }
 
+/// As the API server writes it for a Service without pods.
+#[test]
+fn an_endpoint_slice_may_be_empty() {
+    let slice = r#"{"addressType": "IPv4", "apiVersion": "discovery.k8s.io/v1", "endpoints": null, "ports": null,
+        "kind": "EndpointSlice", "metadata": {"name": "a-1", "namespace": "svc",
+        "labels": {"kubernetes.io/service-name": "a"}}}"#;
+    let world = world(&[SERVICE, &pod("p", "10.1.0.1", "", "True"), "---\n", slice].concat());
+    let service = world.service("a.svc.svc.cluster.local").unwrap();
+    assert_eq!(world.endpoints(service, &service.spec.ports[0]), []);
+}
+
 #[test]
 fn endpoint_slices_of_a_service_replace_its_pods() {
     let slice = "---
