@@ -1,6 +1,6 @@
 //! The watches of a real cluster: the one that KUBECONFIG names. Without one the tests say that they are skipped.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panic")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panic")]
 
 mod support;
 
