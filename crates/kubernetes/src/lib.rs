@@ -250,6 +250,9 @@ async fn follow_missing(
                     continue;
                 }
                 Err(_) => {
+                    failures.report(|| {
+                        warn!("kinds of {group:?} were not found within {DISCOVERY_TIMEOUT:?}; it is tried again");
+                    });
                     absent.extend(kinds);
                     continue;
                 }
