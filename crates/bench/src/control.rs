@@ -21,7 +21,7 @@ mod sidecar;
 mod table;
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     ffi::OsString,
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -34,15 +34,15 @@ use skysail_core::stdio;
 
 use self::{
     cluster_file::ClusterSize,
-    mesh::{Change, Size, large},
+    mesh::{Change, Size, cluster::Cluster, large},
     report::{ConnectResult, ControlReport, ControlSettings, Quantiles},
 };
 pub(crate) use self::{
     fleet::Fleet,
     learn::learn,
-    mesh::Mesh,
+    mesh::{Mesh, Store},
     message::Form,
-    server::Server,
+    server::{Server, ServerArgs, Source},
     sidecar::{Plan, Subscription},
 };
 use crate::{
@@ -56,6 +56,8 @@ use crate::{
 
 /// `:authority` of the sidecars' calls.
 const AUTHORITY: &str = "istiod.istio-system.svc:15012";
+/// Namespace of istiod.
+const ISTIOD_NAMESPACE: &str = "istio-system";
 /// Timeout of each step.
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Pause after sidecars connect or disconnect, before memory is measured.
@@ -157,6 +159,16 @@ pub(crate) struct ControlArgs {
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     seconds: Duration,
 
+    /// Write the objects to the cluster of this kubeconfig instead of files; the control plane watches it. The
+    /// namespaces `ns-0` and so on are made, and deleted at the end; the cluster may not have others of these names. The
+    /// cluster must serve the kinds of Istio that the mesh has. Services have no selectors, and no node runs the pods.
+    #[arg(long, value_name = "FILE", conflicts_with = "hostile")]
+    kubeconfig: Option<PathBuf>,
+
+    /// Measure this istiod, Istio's `pilot-discovery`, instead of Skysail. Virtual hosts are sent within their routes.
+    #[arg(long, value_name = "FILE", requires = "kubeconfig", conflicts_with_all = ["skysail", "tls"])]
+    istiod: Option<PathBuf>,
+
     /// Measure what one workload can make the control plane spend, attack by attack, while an honest sidecar is
     /// connected. Of the other settings, those of the services except --mesh, --tls, --seconds and the last three
     /// apply.
@@ -191,7 +203,11 @@ pub(crate) fn run(args: &ControlArgs) -> anyhow::Result<bool> {
         connections + OTHER_FILES <= files,
         "{connections} connections need as many open files, and the limit is {files}: raise --streams to put more sidecars on each connection"
     );
-    let machine = stage::enter_network();
+    let machine = match args.kubeconfig {
+        // The API server is outside of any other network namespace.
+        Some(_) => stage::observe_machine("that of the machine"),
+        None => stage::enter_network(),
+    };
     let folder =
         tempfile::Builder::new().prefix("skysail-bench-").tempdir().context("cannot make a folder")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -220,11 +236,9 @@ async fn measure(
 ) -> anyhow::Result<ControlReport> {
     let config = folder.join("config");
     let namespaces = args.namespaces as usize;
-    let mut mesh = Mesh::write(&config, args.services as usize, namespaces, args.endpoints as usize)?;
-    if args.mesh == Size::Large {
-        mesh.enlarge()?;
-    }
     let names = (0..namespaces).map(|number| format!("ns-{number}")).chain([large::EDGE.to_owned()]);
+    let mut mesh = args.write_mesh(&config, names.clone().collect())?;
+    let api_server = mesh.api_server()?;
     let ids = names.map(|name| format!("spiffe://cluster.local/ns/{name}/sa/default"));
     let ca = folder.join("ca");
     let certificates = certificates::of_control_plane(&ca, ids, "istiod.istio-system.svc")?;
@@ -235,7 +249,14 @@ async fn measure(
     };
     stdio::print_error(format_args!("starting a control plane with {} services", args.services));
     let further = args.further();
-    let mut server = Server::start(args.skysail.as_deref(), args.tls, &further, folder, &config, &ca).await?;
+    let mut server = match (&args.istiod, &args.kubeconfig) {
+        (Some(istiod), Some(kubeconfig)) => Server::start_istiod(istiod, kubeconfig, folder).await?,
+        (_, kubeconfig) => {
+            let source = kubeconfig.as_deref().map_or(Source::Folder(&config), Source::Kubeconfig);
+            let (skysail, tls) = (args.skysail.as_deref(), args.tls);
+            Server::start(ServerArgs { skysail, tls, further: &further, folder, source, ca: &ca }).await?
+        }
+    };
     let idle_mb = server.resident();
     stdio::print_error(format_args!(
         "the control plane serves after {:.2} s with {idle_mb:.0} MB",
@@ -263,6 +284,11 @@ async fn measure(
     let left_mb = server.resident();
     let start_seconds = server.start.as_secs_f64();
     server.running.stop().await;
+    let api_server = match (api_server, mesh.api_server()?) {
+        (Some(before), Some(after)) => Some(after.since(before)),
+        _ => None,
+    };
+    mesh.end_all()?;
     Ok(ControlReport {
         format: 1,
         benchmark: "control",
@@ -276,6 +302,7 @@ async fn measure(
         changes: measured,
         churn,
         left_mb,
+        api_server,
     })
 }
 
@@ -319,6 +346,29 @@ impl ControlArgs {
             stdio::print_error(format_args!("not used: {}", size.unused.join(", ")));
         }
         Ok(args)
+    }
+
+    /// Writes the objects to the folder or to the cluster, where these namespaces may be made.
+    fn write_mesh(&self, folder: &Path, mut namespaces: BTreeSet<String>) -> anyhow::Result<Mesh> {
+        let store = match &self.kubeconfig {
+            None => Store::folder(folder)?,
+            Some(kubeconfig) => {
+                if self.istiod.is_some() {
+                    namespaces.insert(ISTIOD_NAMESPACE.to_owned());
+                }
+                Store::Cluster(Cluster::connect(kubeconfig, namespaces)?)
+            }
+        };
+        let namespaces = self.namespaces as usize;
+        let mesh = Mesh::write(store, self.services as usize, namespaces, self.endpoints as usize)?;
+        if self.istiod.is_some() {
+            mesh.add_namespace(ISTIOD_NAMESPACE)?;
+        }
+        if self.mesh == Size::Large {
+            mesh.enlarge()?;
+        }
+        mesh.finish()?;
+        Ok(mesh)
     }
 
     /// Returns true if no argument is one that `bench run` sets, or that selects another report.
@@ -369,7 +419,7 @@ impl ControlArgs {
             services: self.services as usize,
             namespaces: self.namespaces as usize,
             used: self.used as usize,
-            uses_vhds: !self.whole_routes && self.form == Form::Delta,
+            uses_vhds: !self.whole_routes && self.istiod.is_none() && self.form == Form::Delta,
             endpoint_names: Vec::new(),
             first_endpoints: HashSet::new(),
             route_names: Vec::new(),

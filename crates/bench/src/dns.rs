@@ -23,7 +23,7 @@ use self::server::QueryCounter;
 use crate::{
     certificates,
     child::{Running, Scheduling},
-    control::{self, Fleet, Form, Mesh, Plan, Server, Subscription, learn},
+    control::{self, Fleet, Form, Mesh, Plan, Server, ServerArgs, Source, Store, Subscription, learn},
     layout, peers,
     report::Machine,
     results::ResultArgs,
@@ -179,12 +179,20 @@ async fn with_control_plane(
     questions: &QueryCounter,
 ) -> anyhow::Result<QueryCount> {
     let (config, ca) = (folder.join("config"), folder.join("ca"));
-    let _mesh = Mesh::write(&config, SERVICES, NAMESPACES, 1)?;
+    let _mesh = Mesh::write(Store::folder(&config)?, SERVICES, NAMESPACES, 1)?;
     let entries: String = (0..args.names).map(|name| format!("---\n{}\n", entry(name))).collect();
     fs::write(config.join("names.yaml"), entries).context("cannot write the ServiceEntries")?;
     certificates::of_control_plane(&ca, std::iter::empty(), "istiod.istio-system.svc")?;
     let dns = ["--dns-server".into(), server.to_string().into()];
-    let control = Server::start(args.skysail.as_deref(), false, &dns, folder, &config, &ca).await?;
+    let control = Server::start(ServerArgs {
+        skysail: args.skysail.as_deref(),
+        tls: false,
+        further: &dns,
+        folder,
+        source: Source::Folder(&config),
+        ca: &ca,
+    })
+    .await?;
     let mut plan = Plan {
         form: Form::Delta,
         subscription: Subscription::Mesh,

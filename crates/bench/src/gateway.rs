@@ -24,7 +24,7 @@ use self::{client::HttpsClient, config::Hosts};
 use crate::{
     accounting, certificates,
     child::{Running, Scheduling},
-    control::{self, Server},
+    control::{self, Server, ServerArgs, Source},
     layout, peers,
     report::Machine,
     results::ResultArgs,
@@ -200,7 +200,15 @@ async fn turn(args: &GatewayArgs, proxy: Proxy, envoy: Option<&Path>, round: u32
     std::fs::write(&token, signer.token(NAMESPACE, "default", POD, TOKEN_AUDIENCE)?)
         .context("cannot write the token")?;
     let further = ["--token-key".into(), key.into_os_string()];
-    let control = Server::start(args.skysail.as_deref(), true, &further, folder, &config, &ca).await?;
+    let control = Server::start(ServerArgs {
+        skysail: args.skysail.as_deref(),
+        tls: true,
+        further: &further,
+        folder,
+        source: Source::Folder(&config),
+        ca: &ca,
+    })
+    .await?;
 
     let mut client = HttpsClient::new(hosts.authority.der())?;
     let (cpu, start) = (control.cpu()?, Instant::now());

@@ -2,10 +2,12 @@
 
 use std::{
     fs, io,
+    net::{Ipv4Addr, TcpListener},
     os::fd::{AsFd, AsRawFd as _, OwnedFd},
     thread,
 };
 
+use anyhow::Context as _;
 use nix::{
     libc,
     sched::{CloneFlags, setns, unshare},
@@ -14,6 +16,16 @@ use nix::{
     },
     unistd::{Uid, getgid, getuid},
 };
+
+/// Returns free ports. In a network namespace of the benchmark's own, no other program takes them.
+pub(crate) fn free_ports<const N: usize>() -> anyhow::Result<[u16; N]> {
+    let listeners: Result<Vec<_>, _> = (0..N).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect();
+    let ports: Result<Vec<_>, _> =
+        listeners.context("no free port")?.iter().map(TcpListener::local_addr).collect();
+    let mut free = [0; N];
+    free.iter_mut().zip(ports?).for_each(|(port, address)| *port = address.port());
+    Ok(free)
+}
 
 /// Moves this thread, and the threads and processes that it starts later, into a new network namespace with `lo` up.
 /// Without root, also into a new user namespace.

@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    net::{Ipv4Addr, SocketAddr, TcpListener},
+    net::{Ipv4Addr, SocketAddr},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::Arc,
@@ -24,6 +24,7 @@ use crate::{
     child::{Running, Scheduling, Streams},
     clock, cpus,
     load::{self, Load, LoadOutcome, Traffic, WindowBoundary},
+    namespace::free_ports,
     node::{Extra, Node, Protocol, Role},
     peers::Peer,
     stream::Tls,
@@ -254,7 +255,7 @@ impl RunningTopology {
             network: host.namespace.clone(),
         };
         let beside = if shape.client_alone { on(server, true, proxies) } else { on(server, false, ends) };
-        let ports = free_ports(7)?;
+        let ports = free_ports::<7>()?;
         let sidecars = shape.topology.sidecars();
         // What has no sidecar in front of it is reached at the address of its host.
         let is_behind = sidecars.contains(&Role::Server);
@@ -381,15 +382,6 @@ async fn start_server(
     let mut server = Running::start("server", &command, &setup.folder, scheduling)?;
     server.ready(address.port()).await?;
     Ok(server)
-}
-
-/// Returns free ports. The benchmark has its own network namespace, so no other program takes them.
-fn free_ports(count: usize) -> anyhow::Result<Vec<u16>> {
-    let listeners: Result<Vec<_>, _> =
-        (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).collect();
-    let ports: Result<Vec<_>, _> =
-        listeners.context("no free port")?.iter().map(TcpListener::local_addr).collect();
-    Ok(ports?.iter().map(SocketAddr::port).collect())
 }
 
 /// State of all processes at one time.

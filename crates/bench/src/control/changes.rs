@@ -14,6 +14,10 @@ use crate::clock;
 
 /// Pause between changes while sidecars disconnect and reconnect.
 const BETWEEN_CHANGES: Duration = Duration::from_millis(100);
+/// Interval for which a control plane that reports a change early must be idle afterwards, and the CPU time in nanoseconds
+/// that counts as idle.
+const IDLE_INTERVAL: Duration = Duration::from_millis(500);
+const IDLE_CPU: u64 = 25_000_000;
 
 /// Makes a change `repeat` times, and measures its cost.
 pub(super) fn measure_change(
@@ -37,9 +41,12 @@ pub(super) fn measure_change(
         let before = server.cpu()?;
         let began = clock::now();
         mesh.change(change)?;
-        fleet
+        let arrived = fleet
             .wait(sidecars, TIMEOUT)
-            .with_context(|| format!("{}: {}", change.name(), server.running.output_tail()))?;
+            .with_context(|| format!("{}: {}", change.name(), server.running.output_tail()));
+        // A change that was not written does not arrive.
+        mesh.finish()?;
+        arrived?;
         settle(fleet, server, published)?;
         cpu.push(server.cpu()? - before);
         let took: Vec<u64> = fleet.received.changed.iter().map(|at| at - began).collect();
@@ -89,7 +96,15 @@ fn settle(fleet: &mut Fleet<'_>, server: &Server, published: usize) -> anyhow::R
     fleet
         .wait_until(|| server.publications() > published, TIMEOUT)
         .with_context(|| format!("the change is not published: {}", server.running.output_tail()))?;
-    fleet.rest(AFTER_EFFECTS)
+    fleet.rest(AFTER_EFFECTS)?;
+    while server.reports_early() {
+        let before = server.cpu()?;
+        fleet.rest(IDLE_INTERVAL)?;
+        if server.cpu()? - before < IDLE_CPU {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Disconnects and reconnects sidecars while the configuration changes.

@@ -25,8 +25,8 @@ use skysail_core::stdio;
 pub(crate) use self::attacks::Attack;
 use self::raw::AttackEnvironment;
 use super::{
-    ControlArgs, Fleet, Form, Mesh, Plan, Quantiles, SETTLE, Server, Subscription, TIMEOUT, learn,
-    mesh::Change, message::Kind,
+    ControlArgs, Fleet, Form, Mesh, Plan, Quantiles, SETTLE, Server, ServerArgs, Source, Store, Subscription,
+    TIMEOUT, learn, mesh::Change, message::Kind,
 };
 use crate::{certificates, clock, layout, report::Machine, stage, stream::Tls, tls};
 
@@ -119,7 +119,7 @@ pub(super) async fn measure(
 async fn one(args: &ControlArgs, folder: &Path, attack: Attack) -> anyhow::Result<AttackResult> {
     let (services, namespaces) = (args.services as usize, args.namespaces as usize);
     let config = folder.join("config");
-    let mut mesh = Mesh::write(&config, services, namespaces, args.endpoints as usize)?;
+    let mut mesh = Mesh::write(Store::folder(&config)?, services, namespaces, args.endpoints as usize)?;
     // A second family of virtual hosts, so that no family is all of them: that would be encoded once for all streams.
     fs::write(config.join("other.yaml"), OTHER_PORT).context("cannot write the configuration")?;
     let ids = (0..namespaces).map(|number| format!("spiffe://cluster.local/ns/ns-{number}/sa/default"));
@@ -130,7 +130,15 @@ async fn one(args: &ControlArgs, folder: &Path, attack: Attack) -> anyhow::Resul
     } else {
         Vec::new()
     };
-    let server = Server::start(args.skysail.as_deref(), args.tls, &[], folder, &config, &ca).await?;
+    let server = Server::start(ServerArgs {
+        skysail: args.skysail.as_deref(),
+        tls: args.tls,
+        further: &[],
+        folder,
+        source: Source::Folder(&config),
+        ca: &ca,
+    })
+    .await?;
     let mut plan = Plan {
         form: Form::Delta,
         subscription: Subscription::Mesh,

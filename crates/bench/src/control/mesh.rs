@@ -1,9 +1,10 @@
-//! Configuration of the mesh as files: services, their pods and endpoints, and changes to them.
+//! Configuration of the mesh, as files or as objects of a Kubernetes [`cluster`]: services, their pods and endpoints, and changes to them.
 //!
 //! Service `i` is `svc-i` in namespace `i` modulo their number, with HTTP on port 80. A large mesh also has the objects
 //! of [`large`]. Files are replaced as a whole, so that no reader sees half of one.
 
 mod change;
+pub(crate) mod cluster;
 pub(crate) mod large;
 mod objects;
 
@@ -19,6 +20,7 @@ use anyhow::Context as _;
 use serde_json::Value;
 
 pub(crate) use self::change::{Change, SECRET};
+use self::cluster::{ApiServerLoad, Cluster};
 use self::objects::{namespace_object, pod, policy, route, service, slice};
 
 /// Default number of namespaces over which services are spread.
@@ -39,9 +41,15 @@ pub(crate) enum Size {
     Large,
 }
 
-/// The folder and its content.
+/// Where the objects are.
+pub(crate) enum Store {
+    Folder(PathBuf),
+    Cluster(Cluster),
+}
+
+/// The objects, by files.
 pub(crate) struct Mesh {
-    folder: PathBuf,
+    pub(crate) store: Store,
     services: usize,
     namespaces: usize,
     endpoints: usize,
@@ -52,14 +60,12 @@ pub(crate) struct Mesh {
 impl Mesh {
     /// Writes this number of services, in this number of namespaces, with this number of endpoints each.
     pub(crate) fn write(
-        folder: &Path,
+        store: Store,
         services: usize,
         namespaces: usize,
         endpoints: usize,
     ) -> anyhow::Result<Self> {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        let mesh =
-            Self { folder: folder.to_owned(), services, namespaces, endpoints, versions: HashMap::new() };
+        let mesh = Self { store, services, namespaces, endpoints, versions: HashMap::new() };
         let last = namespaces.min(services) - 1;
         mesh.put("namespaces", (0..last).map(|number| namespace_object(&namespace(number, namespaces), 0)))?;
         mesh.put("namespace", [namespace_object(&namespace(last, namespaces), 0)])?;
@@ -85,20 +91,65 @@ impl Mesh {
         Ok(mesh)
     }
 
+    /// Writes a further namespace.
+    pub(crate) fn add_namespace(&self, name: &str) -> anyhow::Result<()> {
+        self.put(name, [namespace_object(name, 0)])
+    }
+
+    /// Deletes the objects from a cluster; files are those of a temporary folder.
+    pub(crate) fn end_all(&self) -> anyhow::Result<()> {
+        match &self.store {
+            Store::Folder(_) => Ok(()),
+            Store::Cluster(cluster) => cluster.end(),
+        }
+    }
+
+    /// Waits until all objects are written.
+    pub(crate) fn finish(&self) -> anyhow::Result<()> {
+        match &self.store {
+            Store::Folder(_) => Ok(()),
+            Store::Cluster(cluster) => cluster.finish(),
+        }
+    }
+
+    /// Returns the load of the cluster's API server; `None` without a cluster.
+    pub(crate) fn api_server(&self) -> anyhow::Result<Option<ApiServerLoad>> {
+        match &self.store {
+            Store::Folder(_) => Ok(None),
+            Store::Cluster(cluster) => cluster.load().map(Some),
+        }
+    }
+
     fn put(&self, name: &str, objects: impl IntoIterator<Item = Value>) -> anyhow::Result<()> {
+        let folder = match &self.store {
+            Store::Folder(folder) => folder,
+            Store::Cluster(cluster) => return cluster.put(name, objects.into_iter().collect()),
+        };
         let mut text = String::new();
         for object in objects {
             writeln!(text, "---\n{object}")?;
         }
-        let (part, whole) =
-            (self.folder.join(format!(".{name}.part")), self.folder.join(format!("{name}.yaml")));
+        let (part, whole) = (folder.join(format!(".{name}.part")), folder.join(format!("{name}.yaml")));
         fs::write(&part, text)
             .and_then(|()| fs::rename(&part, &whole))
             .with_context(|| format!("cannot write {}", whole.display()))
     }
+
     fn remove(&self, name: &str) -> anyhow::Result<()> {
-        let path = self.folder.join(format!("{name}.yaml"));
+        let folder = match &self.store {
+            Store::Folder(folder) => folder,
+            Store::Cluster(cluster) => return cluster.put(name, Vec::new()),
+        };
+        let path = folder.join(format!("{name}.yaml"));
         fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
+    }
+}
+
+impl Store {
+    /// Makes a folder for files.
+    pub(crate) fn folder(path: &Path) -> anyhow::Result<Self> {
+        fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(Self::Folder(path.to_owned()))
     }
 }
 

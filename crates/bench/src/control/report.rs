@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::{
     ControlArgs, Subscription,
-    mesh::{Change, Size},
+    mesh::{Change, Size, cluster::ApiServerLoad},
     message::Form,
 };
 use crate::report::Machine;
@@ -28,6 +28,9 @@ pub(super) struct ControlReport {
     pub(super) churn: Option<Churn>,
     /// Resident megabytes after all sidecars have disconnected.
     pub(super) left_mb: f64,
+    /// Load of the cluster's API server since the objects were written, if the mesh is in a cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) api_server: Option<ApiServerLoad>,
 }
 
 #[derive(Debug, Serialize)]
@@ -46,6 +49,10 @@ pub(super) struct ControlSettings {
     pub(super) tls: bool,
     pub(super) streams: u32,
     pub(super) at_once: u32,
+    /// The objects are in a Kubernetes cluster.
+    pub(super) kubernetes: bool,
+    /// The control plane is istiod.
+    pub(super) istiod: bool,
 }
 
 /// Result of connecting all sidecars.
@@ -122,6 +129,8 @@ impl ControlSettings {
             tls: args.tls,
             streams: args.streams,
             at_once: args.at_once,
+            kubernetes: args.kubeconfig.is_some(),
+            istiod: args.istiod.is_some(),
         }
     }
 }

@@ -8,7 +8,11 @@ use crate::layout;
 impl ControlReport {
     /// Returns the tables in Markdown, with their legend.
     pub(super) fn table(&self) -> String {
-        let mut text = layout::tables(2, &["", "skysaild"].map(str::to_owned), &self.rows());
+        let mut text = layout::tables(
+            2,
+            &["", if self.settings.istiod { "istiod" } else { "skysaild" }].map(str::to_owned),
+            &self.rows(),
+        );
         if !self.changes.is_empty() {
             let rows: Vec<_> = self.changes.iter().map(ChangeResult::row).collect();
             // Writing to a String cannot fail.
@@ -53,7 +57,11 @@ impl ControlReport {
             ),
             ("resident memory after all have disconnected".to_owned(), format!("{:.0} MB", self.left_mb)),
         ];
-        rows.map(|(what, value)| vec![what, value]).to_vec()
+        let api_server = self.api_server.map(|load| {
+            let value = format!("{:.1} s of CPU, {:.0} MB", load.cpu_seconds, load.resident_mb);
+            ("API server meanwhile".to_owned(), value)
+        });
+        rows.into_iter().chain(api_server).map(|(what, value)| vec![what, value]).collect()
     }
 }
 
@@ -143,6 +151,8 @@ mod tests {
                 tls: true,
                 streams: 16,
                 at_once: 1_000,
+                kubernetes: false,
+                istiod: false,
             },
             start_seconds: 119.99,
             idle_mb: 12_345.0,
@@ -168,6 +178,7 @@ mod tests {
                 resident_mb: vec![65_536.0; 10],
             }),
             left_mb: 65_536.0,
+            api_server: None,
         }
     }
 

@@ -8,7 +8,7 @@ use clap::ValueEnum as _;
 use serde_json::{Value, json};
 
 use super::{
-    CHANGED, Mesh, host,
+    CHANGED, Mesh, Store, host,
     large::{EDGE, gateway_object, http_route, public_rule, rule, sidecar},
     namespace,
     objects::{namespace_object, pod, policy, route, service, slice},
@@ -190,7 +190,14 @@ impl Mesh {
         let (namespaces, is_odd) = (self.namespaces, version % 2 == 1);
         Ok(match change {
             Change::Endpoint => {
-                vec![slice(CHANGED, namespaces, self.endpoints + usize::from(is_odd))]
+                let mut changed = slice(CHANGED, namespaces, self.endpoints + usize::from(is_odd));
+                // There is no pod of the further endpoint, and istiod ignores those of unknown pods.
+                if let (Store::Cluster(_), Some(last)) =
+                    (&self.store, changed["endpoints"].get_mut(self.endpoints).and_then(Value::as_object_mut))
+                {
+                    last.remove("targetRef");
+                }
+                vec![changed]
             }
             Change::Route => vec![route(version)],
             Change::Policy => vec![policy(version)],
