@@ -1,7 +1,7 @@
 //! Evaluation of the `%OPERATORS%` in access logs and header values.
 //!
 //! The operators are those of Istio's default log formats, and the usual ones of header values. A configuration with
-//! another operator is refused when it arrives: see [`known`].
+//! another operator is refused when it arrives: see [`crate::operators`].
 
 use std::{
     io::Write as _,
@@ -10,6 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use chrono::{DateTime, Utc};
 use serde_json::Value;
 
 use crate::{
@@ -27,59 +28,26 @@ use skysail_http::head::{Headers, RequestHead};
 #[cfg(test)]
 mod tests;
 
-/// Operators without an argument.
-const PLAIN: [&str; 39] = [
-    "BYTES_RECEIVED",
-    "BYTES_SENT",
-    "CONNECTION_TERMINATION_DETAILS",
-    "DOWNSTREAM_DIRECT_REMOTE_ADDRESS",
-    "DOWNSTREAM_DIRECT_REMOTE_ADDRESS_WITHOUT_PORT",
-    "DOWNSTREAM_LOCAL_ADDRESS",
-    "DOWNSTREAM_LOCAL_ADDRESS_WITHOUT_PORT",
-    "DOWNSTREAM_LOCAL_PORT",
-    "DOWNSTREAM_LOCAL_URI_SAN",
-    "DOWNSTREAM_PEER_DNS_SAN",
-    "DOWNSTREAM_PEER_FINGERPRINT_256",
-    "DOWNSTREAM_PEER_SUBJECT",
-    "DOWNSTREAM_PEER_URI_SAN",
-    "DOWNSTREAM_REMOTE_ADDRESS",
-    "DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT",
-    "DOWNSTREAM_REMOTE_PORT",
-    "DURATION",
-    "GRPC_STATUS_NUMBER",
-    "HOSTNAME",
-    "PROTOCOL",
-    "REQUESTED_SERVER_NAME",
-    "RESPONSE_CODE",
-    "RESPONSE_CODE_DETAILS",
-    "RESPONSE_FLAGS",
-    "ROUTE_NAME",
-    "SPAN_ID",
-    "START_TIME",
-    "TRACE_ID",
-    "UPSTREAM_CLUSTER",
-    "UPSTREAM_CLUSTER_RAW",
-    "UPSTREAM_HOST",
-    "UPSTREAM_LOCAL_ADDRESS",
-    "UPSTREAM_LOCAL_ADDRESS_WITHOUT_PORT",
-    "UPSTREAM_PEER_URI_SAN",
-    "UPSTREAM_REMOTE_ADDRESS",
-    "UPSTREAM_REMOTE_ADDRESS_WITHOUT_PORT",
-    "UPSTREAM_REMOTE_PORT",
-    "UPSTREAM_REQUEST_ATTEMPT_COUNT",
-    "UPSTREAM_TRANSPORT_FAILURE_REASON",
+/// Names of gRPC's status codes, as Envoy writes them.
+const GRPC_NAMES: [&str; 17] = [
+    "OK",
+    "Canceled",
+    "Unknown",
+    "InvalidArgument",
+    "DeadlineExceeded",
+    "NotFound",
+    "AlreadyExists",
+    "PermissionDenied",
+    "ResourceExhausted",
+    "FailedPrecondition",
+    "Aborted",
+    "OutOfRange",
+    "Unimplemented",
+    "Internal",
+    "Unavailable",
+    "DataLoss",
+    "Unauthenticated",
 ];
-
-/// Operators with an argument: a header name or a path of dynamic metadata.
-const WITH_ARGUMENT: [&str; 4] = ["DYNAMIC_METADATA", "REQ", "REQ_WITHOUT_QUERY", "RESP"];
-
-/// Returns whether an operator is supported.
-pub fn known(name: &str, argument: Option<&str>) -> bool {
-    match argument {
-        None => PLAIN.contains(&name),
-        Some(argument) => WITH_ARGUMENT.contains(&name) && !argument.is_empty(),
-    }
-}
 
 /// Host name of this machine.
 static HOSTNAME: LazyLock<Option<String>> =
@@ -170,7 +138,11 @@ fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>
             }
         }
         "START_TIME" => {
-            write_time(record.start, out);
+            if argument.is_empty() {
+                write_time(record.start, out);
+            } else {
+                let _ = write!(out, "{}", DateTime::<Utc>::from(record.start).format(argument));
+            }
             ValueKind::Text
         }
         "PROTOCOL" => text(context.request.map(|head| head.version.as_str()), out),
@@ -189,6 +161,13 @@ fn operator(name: &str, argument: &str, context: &Context<'_>, out: &mut Vec<u8>
         "GRPC_STATUS_NUMBER" => {
             record.grpc_status.map_or(ValueKind::Missing, |status| number(status.into(), out))
         }
+        "GRPC_STATUS" => match record.grpc_status {
+            None => ValueKind::Missing,
+            Some(status) => match GRPC_NAMES.get(status as usize) {
+                Some(name) => text(Some(name), out),
+                None => number(status.into(), out),
+            },
+        },
         "ROUTE_NAME" => text(Some(record.route_name), out),
         "REQUESTED_SERVER_NAME" => text(record.server_name, out),
         "HOSTNAME" => text(HOSTNAME.as_deref(), out),
@@ -211,6 +190,10 @@ fn peer_operator(name: &str, record: &Record<'_>, out: &mut Vec<u8>) -> Option<V
         "DOWNSTREAM_PEER_URI_SAN" => names(downstream, |names| &names.uris, out),
         "DOWNSTREAM_PEER_DNS_SAN" => names(downstream, |names| &names.dns, out),
         "UPSTREAM_PEER_URI_SAN" => names(record.upstream, |names| &names.uris, out),
+        "UPSTREAM_PEER_DNS_SAN" => names(record.upstream, |names| &names.dns, out),
+        "UPSTREAM_PEER_SUBJECT" => {
+            text(record.upstream.and_then(Peer::names).map(|names| names.subject.as_str()), out)
+        }
         "DOWNSTREAM_PEER_SUBJECT" => {
             text(downstream.and_then(Peer::names).map(|names| names.subject.as_str()), out)
         }

@@ -15,6 +15,7 @@ pub mod jwt;
 pub mod limit;
 pub mod matching;
 pub mod mutation;
+pub mod operators;
 pub mod outlier;
 pub mod path;
 pub mod peer;

@@ -411,7 +411,7 @@ pub struct Format {
 pub enum Part {
     /// Literal text.
     Text(Box<str>),
-    /// An operator. The translation refuses operators that [`format`](crate::format) does not know.
+    /// An operator. The translation refuses others than those of [`operators`](crate::operators).
     Operator {
         /// Name, such as `REQ` or `START_TIME`.
         name: Box<str>,
@@ -420,4 +420,9 @@ pub enum Part {
         /// Maximum length of the output in bytes, given after `:`.
         max_len: Option<usize>,
     },
+}
+
+impl Part {
+    /// Name of an operator whose value is always missing.
+    pub const MISSING: &str = "";
 }
