@@ -222,7 +222,7 @@ fn log_format(proto: &SubstitutionFormatString) -> Result<LogFormat> {
 /// Translates a text format. An operator without a value becomes `-`, or nothing if `omits_empty`.
 fn text_format(text: &str, omits_empty: bool) -> Result<LogFormat> {
     let empty: &[u8] = if omits_empty { b"" } else { b"-" };
-    Ok(LogFormat::Text(text::format(text)?, empty))
+    Ok(LogFormat::Text(text::lenient_format(text)?, empty))
 }
 
 /// Translates a JSON format. Fields are in the order of their names, as Envoy writes them. An operator without a value
@@ -233,7 +233,7 @@ fn json(fields: &Struct) -> Result<LogFormat> {
         let Some(Kind::StringValue(text)) = &value.kind else {
             return Err(Reject::new(format!("{name:?} must be a text: nested values are not supported")));
         };
-        parts.push((name.as_str().into(), text::format(text).at(name)?));
+        parts.push((name.as_str().into(), text::lenient_format(text).at(name)?));
     }
     parts.sort_by(|(a, _): &(Box<str>, _), (b, _)| a.cmp(b));
     Ok(LogFormat::Json(parts))

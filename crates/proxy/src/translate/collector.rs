@@ -182,7 +182,7 @@ fn named(protos: &[KeyValue]) -> Result<Vec<(Box<str>, LogValue)>> {
 
 fn value(proto: &AnyValue) -> Result<LogValue> {
     match &proto.value {
-        Some(Value::StringValue(format)) => text::format(format).map(LogValue::Text),
+        Some(Value::StringValue(format)) => text::lenient_format(format).map(LogValue::Text),
         Some(Value::ArrayValue(list)) => {
             list.values.iter().map(value).collect::<Result<_>>().map(LogValue::List)
         }

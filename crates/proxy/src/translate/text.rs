@@ -1,5 +1,10 @@
 //! Translates matchers and formats.
 
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, PoisonError},
+};
+
 use regex::bytes::Regex;
 use skysail_core::re2;
 use skysail_xds::envoy::pb::envoy::{
@@ -13,6 +18,7 @@ use skysail_xds::envoy::pb::envoy::{
         v3::{FractionalPercent, fractional_percent::DenominatorType},
     },
 };
+use tracing::warn;
 
 use super::{At as _, Reject, Result};
 use skysail_policy::config::{
@@ -20,6 +26,7 @@ use skysail_policy::config::{
     route::QueryMatch,
     text::{HeaderMatch, HeaderTest, MetadataMatch, TextMatch, ValueMatch},
 };
+use skysail_policy::operators::{self, Operator, OperatorSupport, Piece};
 
 /// Translates a string matcher.
 pub(super) fn text(proto: &StringMatcher) -> Result<TextMatch> {
@@ -164,52 +171,58 @@ pub(super) fn millionths(proto: &FractionalPercent) -> u32 {
     proto.numerator.saturating_mul(scale).min(1_000_000)
 }
 
-/// Parses a text with `%OPERATOR(argument):length%`; `%%` is a percent sign.
+/// Parses a text with operators such as `%REQ(NAME)%`.
 pub(crate) fn format(text: &str) -> Result<Format> {
-    let mut parts = Vec::new();
+    format_of(text, |operator| {
+        let Operator { name, .. } = operator;
+        match operator.support() {
+            OperatorSupport::All => Ok(true),
+            _ => Err(Reject::new(format!("{text:?}: the operator %{name}% is not supported"))),
+        }
+    })
+}
+
+/// Parses a format of an access log. An operator that only Envoy has is written like a missing value.
+pub(super) fn lenient_format(text: &str) -> Result<Format> {
+    format_of(text, |operator| {
+        let Operator { name, .. } = operator;
+        match operator.support() {
+            OperatorSupport::All => Ok(true),
+            OperatorSupport::EnvoyOnly => {
+                if UNSUPPORTED.lock().unwrap_or_else(PoisonError::into_inner).insert((*name).to_owned()) {
+                    warn!("access logs do not have the values of %{name}%: the operator is not supported");
+                }
+                Ok(false)
+            }
+            OperatorSupport::Unknown => {
+                Err(Reject::new(format!("{text:?}: the operator %{name}% does not exist")))
+            }
+        }
+    })
+}
+
+/// Names of operators that were reported. They are names that Envoy has, so their number is limited.
+static UNSUPPORTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// Parses a text. `supports` returns false for an operator whose value is always missing.
+fn format_of(text: &str, supports: impl Fn(&Operator<'_>) -> Result<bool>) -> Result<Format> {
+    let mut parts: Vec<Part> = Vec::new();
     let mut plain = String::new();
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once('%') {
-        plain.push_str(before);
-        if let Some(after) = after.strip_prefix('%') {
-            plain.push('%');
-            rest = after;
-            continue;
+    for piece in operators::parse(text).map_err(|error| Reject::new(format!("{text:?}: {error}")))? {
+        match piece {
+            Piece::Text(text) => plain.push_str(text),
+            Piece::Operator(operator) => {
+                let name = if supports(&operator)? { operator.name } else { Part::MISSING };
+                if !plain.is_empty() {
+                    parts.push(Part::Text(std::mem::take(&mut plain).into()));
+                }
+                let Operator { argument, max_len, .. } = operator;
+                parts.push(Part::Operator { name: name.into(), argument: argument.map(Into::into), max_len });
+            }
         }
-        let (part, after) = operator(after)
-            .ok_or_else(|| Reject::new(format!("{text:?}: an operator must be like %REQ(NAME?OTHER):80%")))?;
-        if let Part::Operator { name, argument, .. } = &part
-            && !skysail_policy::format::known(name, argument.as_deref())
-        {
-            return Err(Reject::new(format!("{text:?}: the operator %{name}% is not supported")));
-        }
-        if !plain.is_empty() {
-            parts.push(Part::Text(std::mem::take(&mut plain).into()));
-        }
-        parts.push(part);
-        rest = after;
     }
-    plain.push_str(rest);
     if !plain.is_empty() {
         parts.push(Part::Text(plain.into()));
     }
     Ok(Format { parts })
-}
-
-/// Splits at the percent sign that closes an operator. The argument may contain percent signs
-/// (`%START_TIME(%Y-%m-%d)%`), so parentheses are parsed first.
-fn operator(text: &str) -> Option<(Part, &str)> {
-    let name_end = text.find(|c: char| !(c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_'))?;
-    let (name, mut rest) = text.split_at(name_end);
-    let mut argument = None;
-    if let Some(after) = rest.strip_prefix('(') {
-        let (inside, after) = after.split_once(')')?;
-        (argument, rest) = (Some(inside.into()), after);
-    }
-    let (length, rest) = rest.split_once('%')?;
-    let max_len = match length {
-        "" => None,
-        length => Some(length.strip_prefix(':')?.parse().ok()?),
-    };
-    (!name.is_empty()).then(|| (Part::Operator { name: name.into(), argument, max_len }, rest))
 }
