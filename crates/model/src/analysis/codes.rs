@@ -138,6 +138,12 @@ codes! {
     EmptySelector "SKY0127" Warning ["IST0133"]
         "The selector has no labels, so it selects everything or nothing."
         "Add labels, or remove the selector."
+    InvalidExpression "SKY0128" Error ["IST0106"]
+        "The text is not a CEL expression, or it is too long."
+        "Correct the expression."
+    InvalidFormat "SKY0129" Error ["IST0106"]
+        "A percent sign in the text begins no command operator that Envoy has."
+        "Use an operator such as `%REQ(NAME)%`, or write `%%` for a percent sign."
 
     // Routing.
     RouteWithoutAction "SKY0201" Error ["IST0106"]

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use super::{Code, Findings, header_name, is_known_status, positive};
+use super::{Code, Findings, formats, header_name, is_known_status, positive};
 use crate::api::{
     MeshConfig,
-    extension_provider::{ExtensionProvider, ProviderHeader, RateLimitService},
+    extension_provider::{ExtensionProvider, LogFormat, ProviderHeader, RateLimitService},
 };
 
 /// Maximum length of a provider's name. Source: Istio.
@@ -84,6 +84,14 @@ fn check_provider(provider: &ExtensionProvider, field: &str, findings: &mut Find
         super::port(port, &format!("{field}.{kind}.port"), findings);
     }
     authorizer(provider, field, findings);
+    let file = provider.envoy_file_access_log.as_ref().and_then(|of| of.log_format.as_ref());
+    let otel = provider.envoy_otel_als.as_ref().and_then(|of| of.log_format.as_ref());
+    for (format, kind) in [(file, "envoyFileAccessLog"), (otel, "envoyOtelAls")] {
+        let Some(LogFormat { text, labels }) = format else { continue };
+        let field = format!("{field}.{kind}.logFormat");
+        formats::log_format(text, &format!("{field}.text"), findings);
+        formats::log_fields(labels, &format!("{field}.labels"), findings);
+    }
     if let Some(of) = &provider.envoy_rate_limit {
         rate_limit_service(of, &format!("{field}.envoyRateLimit"), findings);
     }

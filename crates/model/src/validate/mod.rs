@@ -8,6 +8,7 @@ mod destination_rule;
 mod envoy_filter;
 mod extension;
 mod extension_provider;
+mod formats;
 mod gateway;
 mod gateway_api;
 mod ingress;
@@ -63,7 +64,10 @@ use skysail_core::re2;
 
 pub(crate) use crate::analysis::Code;
 use crate::{
-    api::{Duration, MeshConfig, StringMatch, mesh_config::DefaultTrafficPolicy},
+    api::{
+        Duration, MeshConfig, StringMatch,
+        mesh_config::{DefaultTrafficPolicy, LogEncoding},
+    },
     diagnostic::Severity,
 };
 
@@ -102,6 +106,27 @@ impl Findings {
 
     pub(crate) fn done(self) -> Vec<Finding> {
         self.0
+    }
+}
+
+/// Checks `accessLogFormat`.
+fn mesh_log_format(mesh: &MeshConfig, findings: &mut Findings) {
+    let (text, field) = (&mesh.access_log_format, "accessLogFormat");
+    match mesh.access_log_encoding {
+        _ if text.is_empty() => {}
+        LogEncoding::Text => formats::log_format(text, field, findings),
+        LogEncoding::Json => match serde_json::from_str::<serde_json::Map<_, _>>(text) {
+            Ok(fields) => formats::log_fields(&fields, field, findings),
+            Err(error) => {
+                let message = format!("is not a JSON object: {error}");
+                findings.add(
+                    Code::InvalidFormat,
+                    field,
+                    message,
+                    "write an object, or set accessLogEncoding: TEXT",
+                );
+            }
+        },
     }
 }
 
@@ -146,6 +171,7 @@ pub(crate) fn mesh_config(mesh: &MeshConfig) -> Vec<Finding> {
         destination_rule::outlier_detection(outliers, field, &mut findings);
     }
     extension_provider::check(mesh, &mut findings);
+    mesh_log_format(mesh, &mut findings);
     proxy_config::default_config(&mesh.default_config, &mut findings);
     gateway::ciphers(&mesh.tls_defaults.cipher_suites, "tlsDefaults.cipherSuites", &mut findings);
     gateway::ciphers(&mesh.mesh_mtls.cipher_suites, "meshMTLS.cipherSuites", &mut findings);

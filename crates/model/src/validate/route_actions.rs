@@ -3,7 +3,7 @@
 
 use skysail_core::{names::GRPC_STATUS, re2};
 
-use super::{Code, Findings, header_name, percent, port, positive, regex};
+use super::{Code, Findings, formats, header_name, percent, port, positive, regex};
 use crate::api::{
     Duration,
     virtual_service::{HeaderOps, Headers, HttpFault, HttpRedirect, HttpRetry, HttpRewrite, IstioHttpRoute},
@@ -275,6 +275,7 @@ fn header_ops(ops: &HeaderOps, field: &str, is_request: bool, findings: &mut Fin
                     "remove them",
                 );
             }
+            formats::header_value(value, &field, findings);
         }
     }
     for (index, name) in ops.remove.iter().enumerate() {

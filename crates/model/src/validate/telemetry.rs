@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Code, Finding, Findings, header_name, percent, positive, security};
+use super::{Code, Finding, Findings, formats, header_name, percent, positive, security};
 use crate::api::{
     Telemetry,
     telemetry::{Metric, MetricSelector, Metrics, ProviderRef, TagOperation, Tracing},
@@ -53,6 +53,9 @@ pub(crate) fn telemetry(spec: &Telemetry) -> Vec<Finding> {
                             "remove value",
                         );
                     }
+                    (TagOperation::Upsert, false) => {
+                        formats::expression(&change.value, &format!("{field}.value"), &mut findings);
+                    }
                     _ => {}
                 }
             }
@@ -61,13 +64,8 @@ pub(crate) fn telemetry(spec: &Telemetry) -> Vec<Finding> {
     for (index, log) in spec.access_logging.iter().enumerate() {
         let field = format!("spec.accessLogging[{index}]");
         providers(&log.providers, &field, &mut findings);
-        if log.filter.as_ref().is_some_and(|filter| filter.expression.is_empty()) {
-            findings.add(
-                Code::EmptyField,
-                format!("{field}.filter.expression"),
-                "is empty",
-                "set a CEL expression",
-            );
+        if let Some(filter) = &log.filter {
+            formats::expression(&filter.expression, &format!("{field}.filter.expression"), &mut findings);
         }
     }
     findings.done()
@@ -116,6 +114,9 @@ fn tracing(tracing: &Tracing, field: &str, findings: &mut Findings) {
         }
         if let Some(header) = &tag.header {
             header_name(&header.name, &format!("{field}.header.name"), findings);
+        }
+        if let Some(formatter) = &tag.formatter {
+            formats::header_value(&formatter.value, &format!("{field}.formatter.value"), findings);
         }
         if tag.environment.as_ref().is_some_and(|of| of.name.is_empty()) {
             findings.add(Code::EmptyField, format!("{field}.environment.name"), "is empty", "set a variable");

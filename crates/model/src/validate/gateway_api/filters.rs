@@ -7,7 +7,7 @@ use crate::{
     api::gateway_api::{
         Cors, Filter, FilterType, HeaderFilter, Mirror, PathModifier, PathModifierType, Redirect, UrlRewrite,
     },
-    validate::{Findings, header_name, port},
+    validate::{Findings, formats, header_name, port},
 };
 
 /// Place of filters.
@@ -135,6 +135,7 @@ fn headers(of: &HeaderFilter, field: &str, findings: &mut Findings) {
                     "set a text of one line",
                 );
             }
+            formats::header_value(&header.value, &format!("{at}.value"), findings);
         }
     }
     limit(of.remove.len(), 16, &format!("{field}.remove"), findings);
