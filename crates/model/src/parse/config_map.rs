@@ -7,8 +7,9 @@ use serde::de::DeserializeOwned;
 use skysail_yaml::{Node, Value, documents};
 
 use super::{
-    Reading,
-    decode::{Decoded, decode, path_text},
+    Reading, Taken,
+    decode::{Decoded, decode_proto},
+    field_error::{FieldError, InvalidField, path_text},
     lines::find_line,
 };
 use crate::{
@@ -26,9 +27,8 @@ impl Reading {
     /// Reads a ConfigMap. The mesh configuration is YAML within a text. If the text is a literal block (`|`), its lines
     /// are those of the file.
     pub(super) fn config_map(&mut self, node: &Node) {
-        let Some(mut map): Option<manifest::ConfigMapManifest> = self.manifest(node, "ConfigMap") else {
-            return;
-        };
+        let taken: Option<Taken<manifest::ConfigMapManifest>> = self.manifest(node, "ConfigMap");
+        let Some(mut map) = taken.filter(Taken::is_whole).map(|taken| taken.value) else { return };
         let meta = kube::meta(map.metadata, true);
         let text = map.data.remove(mesh_config::KEY);
         let mut findings = Findings::default();
@@ -60,7 +60,7 @@ impl Reading {
                 validate::root_map(&map.data)
             }
         };
-        self.finish(node, Object::ConfigMap(Arc::new(Typed { meta, spec })), findings.done());
+        self.finish(node, Object::ConfigMap(Arc::new(Typed { meta, spec })), findings.done(), &[]);
     }
 
     /// Reads the text of a key of the mesh's ConfigMap, which is YAML. Returns `None` if it is refused.
@@ -96,12 +96,13 @@ impl Reading {
                 return None;
             }
         };
-        let decoded: Decoded<T> = decode(&root);
+        let decoded: Decoded<T> = decode_proto(&root);
+        let invalid: Vec<InvalidField> = decoded.errors.iter().map(FieldError::invalid).collect();
+        let mut refused = !invalid.is_empty();
         for error in decoded.errors {
             let field = path_text(&error.path);
             self.report(found(error.code, error.line, &field, error.message, error.remedy), node);
         }
-        let mut refused = false;
         let unknown: Vec<String> = decoded.unknown.iter().map(|found| path_text(&found.path)).collect();
         for unknown in decoded.unknown {
             let field = path_text(&unknown.path);
@@ -127,6 +128,7 @@ impl Reading {
             let marked = validate::unsupported_settings(&root, &findings);
             findings.extend(marked.into_iter().filter(|finding| !unknown.contains(&finding.field)));
         }
+        findings.retain(|finding| !invalid.iter().any(|field| field.explains(finding)));
         for finding in findings {
             refused |= finding.is_error();
             let line = find_line(&root, &finding.field);

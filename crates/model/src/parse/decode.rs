@@ -8,34 +8,18 @@ use serde::{
     forward_to_deserialize_any,
 };
 
-use skysail_yaml::{Entry, Node, Value, join};
+use skysail_yaml::{Entry, Node, Value};
 
+use super::field_error::{FieldError, Segment, camel_case};
 use crate::{
     analysis::Code,
     spelling::{VARIABLE, nearest},
 };
 
-/// A field that could not be decoded, or is unknown.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct FieldError {
-    pub(crate) code: Code,
-    pub(crate) path: Vec<Segment>,
-    pub(crate) line: u32,
-    pub(crate) message: String,
-    pub(crate) remedy: String,
-}
-
-/// A step of a path into the tree.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Segment {
-    Key(String),
-    Index(usize),
-}
-
 /// Result of decoding.
 #[derive(Debug)]
 pub(crate) struct Decoded<T> {
-    /// Value, unless it could not be decoded.
+    /// Value without the fields that have errors, unless nothing could be decoded.
     pub(crate) value: Option<T>,
     /// Fields that could not be decoded.
     pub(crate) errors: Vec<FieldError>,
@@ -56,15 +40,25 @@ pub(crate) fn decode<T: de::DeserializeOwned>(node: &Node) -> Decoded<T> {
 
 /// Decodes a tree as [`decode`], and reports at most this number of unknown fields.
 pub(super) fn decode_with<T: de::DeserializeOwned>(node: &Node, max_unknown: usize) -> Decoded<T> {
+    decode_form(node, max_unknown, false)
+}
+
+/// Decodes a tree as [`decode`], in the JSON form of a protobuf message: names of fields may also be in snake case, and
+/// numbers in quotes (<https://protobuf.dev/programming-guides/json/>).
+pub(super) fn decode_proto<T: de::DeserializeOwned>(node: &Node) -> Decoded<T> {
+    decode_form(node, MAX_UNKNOWN, true)
+}
+
+fn decode_form<T: de::DeserializeOwned>(node: &Node, max_unknown: usize, is_proto: bool) -> Decoded<T> {
     let mut errors = Vec::new();
     let mut rest = None;
     loop {
         let unknown = RefCell::new(Unknown { fields: Vec::new(), max: max_unknown });
         let tree = rest.as_ref().unwrap_or(node);
-        match T::deserialize(NodeReader { node: tree, line: tree.line, path: None, unknown: &unknown }) {
+        let reader = NodeReader { node: tree, line: tree.line, path: None, unknown: &unknown, is_proto };
+        match T::deserialize(reader) {
             Ok(value) => {
-                let value = errors.is_empty().then_some(value);
-                return Decoded { value, errors, unknown: unknown.into_inner().fields };
+                return Decoded { value: Some(value), errors, unknown: unknown.into_inner().fields };
             }
             Err(DecodeError(finding)) => {
                 let removed = remove(rest.get_or_insert_with(|| node.clone()), &finding.path);
@@ -81,18 +75,6 @@ pub(super) fn decode_with<T: de::DeserializeOwned>(node: &Node, max_unknown: usi
 struct Unknown {
     fields: Vec<FieldError>,
     max: usize,
-}
-
-/// Formats a path as `spec.http[0].route[1].weight`.
-pub(crate) fn path_text(path: &[Segment]) -> String {
-    let mut text = String::new();
-    for segment in path {
-        match segment {
-            Segment::Index(index) => text.push_str(&format!("[{index}]")),
-            Segment::Key(key) => text = join(&text, key),
-        }
-    }
-    text
 }
 
 /// Removes the map entry at this path, or the nearest enclosing one. Returns false if there is none.
@@ -312,6 +294,8 @@ struct NodeReader<'a> {
     line: u32,
     path: Option<&'a Path<'a>>,
     unknown: &'a RefCell<Unknown>,
+    /// The tree is a protobuf message.
+    is_proto: bool,
 }
 
 impl<'a> NodeReader<'a> {
@@ -338,6 +322,18 @@ impl<'a> NodeReader<'a> {
         result.map_err(|failure| self.fail(failure))
     }
 
+    /// Visits a number, which may be in quotes in a protobuf message.
+    fn visit_number<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        let Value::Text(text, _) = &self.node.value else { return self.visit(visitor) };
+        let result = match (text.parse::<i64>(), text.parse::<f64>()) {
+            _ if !self.is_proto => return self.visit(visitor),
+            (Ok(number), _) => visitor.visit_i64(number),
+            (Err(_), Ok(number)) => visitor.visit_f64(number),
+            (Err(_), Err(_)) => return self.visit(visitor),
+        };
+        result.map_err(|failure| self.fail(failure))
+    }
+
     fn visit_text<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match &self.node.value {
             // As for the API server, `label:` is the empty text.
@@ -347,8 +343,22 @@ impl<'a> NodeReader<'a> {
     }
 }
 
+/// Methods for types of numbers.
+macro_rules! numbers {
+    ($($method:ident)*) => {$(
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+            self.visit_number(visitor)
+        }
+    )*};
+}
+
 impl<'de> Deserializer<'de> for NodeReader<'_> {
     type Error = DecodeError;
+
+    numbers! {
+        deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64 deserialize_u8 deserialize_u16 deserialize_u32
+        deserialize_u64 deserialize_f32 deserialize_f64
+    }
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         self.visit(visitor)
@@ -409,7 +419,7 @@ impl<'de> Deserializer<'de> for NodeReader<'_> {
     }
 
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char bytes byte_buf unit unit_struct seq tuple
+        bool i128 u128 char bytes byte_buf unit unit_struct seq tuple
         tuple_struct map identifier
     }
 }
@@ -446,8 +456,12 @@ impl<'de> de::MapAccess<'de> for Fields<'_> {
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, DecodeError> {
         for entry in self.entries.by_ref() {
+            let mut name = entry.key.as_str();
             if let Some(known) = self.known {
-                if !known.contains(&entry.key.as_str()) {
+                if let Some(camel) = self.reader.is_proto.then(|| known_camel(name, known)).flatten() {
+                    name = camel;
+                }
+                if !known.contains(&name) {
                     let mut unknown = self.reader.unknown.borrow_mut();
                     if unknown.fields.len() < unknown.max {
                         let path = Path { parent: self.reader.path, key: Some(&entry.key), index: 0 };
@@ -463,7 +477,7 @@ impl<'de> de::MapAccess<'de> for Fields<'_> {
                 }
             }
             self.value = Some(entry);
-            return seed.deserialize(entry.key.as_str().into_deserializer()).map(Some);
+            return seed.deserialize(name.into_deserializer()).map(Some);
         }
         Ok(None)
     }
@@ -476,12 +490,18 @@ impl<'de> de::MapAccess<'de> for Fields<'_> {
     }
 }
 
+/// Returns the known field whose name in snake case this is.
+fn known_camel(name: &str, known: &'static [&'static str]) -> Option<&'static str> {
+    let camel = name.contains('_').then(|| camel_case(name))?;
+    known.iter().copied().find(|known| *known == camel)
+}
+
 #[cfg(test)]
 mod tests {
     use skysail_yaml::documents;
 
     use super::*;
-    use crate::api::VirtualService;
+    use crate::{api::VirtualService, parse::field_error::path_text};
 
     fn read(text: &str) -> Decoded<VirtualService> {
         decode(&documents(text).next().unwrap().root.unwrap())
@@ -492,7 +512,7 @@ mod tests {
         let decoded = read(
             "hosts: reviews\nhttp:\n- route:\n  - weight: \"90\"\n    destination: {host: a}\n  timeout: 5\n",
         );
-        assert!(decoded.value.is_none());
+        assert_eq!(decoded.value.unwrap().http.len(), 1, "what has no error");
         let found: Vec<_> =
             decoded.errors.iter().map(|e| (path_text(&e.path), e.line, e.message.as_str())).collect();
         assert_eq!(

@@ -396,7 +396,8 @@ fn read<S: DeserializeOwned + Default>(
 ) -> Option<S> {
     let root = mapping("spec", spec);
     let decoded = decode::<IstioObject<S>>(&root);
-    let spec = decoded.value.filter(|_| decoded.unknown.is_empty())?.spec;
+    let is_whole = decoded.errors.is_empty() && decoded.unknown.is_empty();
+    let spec = decoded.value.filter(|_| is_whole)?.spec;
     let mut findings = check(&spec);
     findings.extend(validate::empty_fields(Kind::AuthorizationPolicy, &root));
     (!findings.iter().any(validate::Finding::is_error)).then_some(spec)

@@ -152,6 +152,9 @@ fn of_unknown_group(group: &str, version: &str, kind: &str) -> DocumentKind {
             KUSTOMIZE,
         );
     }
+    if let Some((effect, remedy)) = replaced(group) {
+        return warning(format!("{kind} of {group} is not read: {effect}"), remedy);
+    }
     if FOREIGN_DOMAINS.iter().any(|domain| group.strip_suffix(domain).is_some_and(|rest| rest.ends_with('.')))
     {
         return DocumentKind::Foreign(format!("{kind} of {group}"));
@@ -264,6 +267,18 @@ fn consequence(kind: &str) -> (&'static str, &'static str) {
         "Endpoints" => ("no service has it as an endpoint", "use an EndpointSlice"),
         _ => ("it has no effect", ""),
     }
+}
+
+/// Returns the consequence and the remedy for a group of Istio 1.5 and before.
+fn replaced(group: &str) -> Option<(&'static str, &'static str)> {
+    Some(match group {
+        "authentication.istio.io" => (
+            "it enforces neither mutual TLS nor tokens",
+            "use PeerAuthentication and RequestAuthentication of security.istio.io/v1",
+        ),
+        "rbac.istio.io" => ("it denies no request", "use AuthorizationPolicy of security.istio.io/v1"),
+        _ => return None,
+    })
 }
 
 /// Returns the consequence and the remedy for kinds that people rely on and that the mesh does not read.

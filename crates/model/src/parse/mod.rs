@@ -6,6 +6,7 @@
 mod config_map;
 mod decode;
 mod fallback;
+mod field_error;
 mod key;
 mod kinds;
 mod limits;
@@ -23,8 +24,9 @@ use crate::{
     origin::Origin,
     validate::{self, Findings},
 };
-use decode::{Decoded, decode, decode_with, path_text};
+use decode::{Decoded, decode, decode_with};
 pub use fallback::Fallback;
+use field_error::{FieldError, InvalidField, path_text};
 use key::{describe, key_of};
 use kinds::DocumentKind;
 use limits::{MAX_ERRORS, MAX_OBJECTS, MAX_WARNINGS, too_many_objects};
@@ -174,6 +176,19 @@ struct IstioObject<S> {
     spec: S,
     #[serde(rename = "status")]
     _status: Ignored,
+}
+
+/// An object without the fields that could not be decoded.
+struct Taken<T> {
+    value: T,
+    /// These fields, and unknown fields if they refuse the object.
+    invalid: Vec<InvalidField>,
+}
+
+impl<T> Taken<T> {
+    fn is_whole(&self) -> bool {
+        self.invalid.is_empty()
+    }
 }
 
 impl Reading {
@@ -388,22 +403,21 @@ impl Reading {
         of: &'static str,
         convert: impl FnOnce(T, &mut Findings) -> Object,
     ) {
-        if let Some(value) = self.manifest(node, of) {
+        if let Some(Taken { value, invalid }) = self.manifest(node, of) {
             let mut findings = Findings::default();
             let object = convert(value, &mut findings);
-            self.finish(node, object, findings.done());
+            self.finish(node, object, findings.done(), &invalid);
         }
     }
 
-    /// Reads an object of one of Kubernetes' types. `None` if it is refused.
-    fn manifest<T: DeserializeOwned>(&mut self, node: &Node, of: &'static str) -> Option<T> {
+    /// Reads an object of one of Kubernetes' types.
+    fn manifest<T: DeserializeOwned>(&mut self, node: &Node, of: &'static str) -> Option<Taken<T>> {
         let left = MAX_WARNINGS.saturating_sub(self.warning_count);
         let schema::Checked { mut errors, unknown, .. } = schema::check(node, of, left);
-        let mut value = None;
+        // The check has found the unknown fields, and all errors if there are any.
+        let Decoded { value, errors: others, .. } = decode_with(node, 0);
         if errors.is_empty() {
-            // The check has found the unknown fields.
-            let decoded = decode_with(node, 0);
-            (value, errors) = (decoded.value, decoded.errors);
+            errors = others;
         }
         self.take(node, Decoded { value, errors, unknown }, Code::UnknownKubernetesField)
     }
@@ -428,7 +442,7 @@ impl Reading {
         Object: From<Typed<S>>,
     {
         let decoded: Decoded<IstioObject<S>> = decode(node);
-        if let Some(mut object) = self.take(node, decoded, Code::UnknownField) {
+        if let Some(Taken { value: mut object, invalid }) = self.take(node, decoded, Code::UnknownField) {
             let meta = kube::meta(object.metadata, true);
             let findings = check(&mut object.spec, &meta.labels);
             let mut object = Object::from(Typed { meta, spec: object.spec });
@@ -437,30 +451,41 @@ impl Reading {
             {
                 meta.namespace.clear();
             }
-            self.finish(node, object, findings);
+            self.finish(node, object, findings, &invalid);
         }
     }
 
-    /// Reports the errors of decoding. Returns `None` if the object is refused.
-    fn take<T>(&mut self, node: &Node, decoded: Decoded<T>, unknown: Code) -> Option<T> {
-        let refused =
-            !decoded.errors.is_empty() || unknown == Code::UnknownField && !decoded.unknown.is_empty();
+    /// Reports the errors of decoding. Returns what could be decoded.
+    fn take<T>(&mut self, node: &Node, decoded: Decoded<T>, unknown: Code) -> Option<Taken<T>> {
+        let unknown_fields = decoded.unknown.iter().filter(|_| unknown == Code::UnknownField);
+        let invalid = decoded.errors.iter().chain(unknown_fields).map(FieldError::invalid).collect();
         let unknown = decoded.unknown.into_iter().map(|finding| (unknown, finding));
         for (code, finding) in decoded.errors.into_iter().map(|error| (error.code, error)).chain(unknown) {
             let diagnostic = Diagnostic::new(code, &self.file, finding.line, finding.message);
             self.report(diagnostic.field(path_text(&finding.path)).remedy(finding.remedy), node);
         }
-        decoded.value.filter(|_| !refused)
+        decoded.value.map(|value| Taken { value, invalid })
     }
 
-    /// Reports the findings of validation, and adds the object unless it is refused.
-    fn finish(&mut self, node: &Node, mut object: Object, mut findings: Vec<validate::Finding>) {
+    /// Reports the findings of validation, and adds the object unless it is refused. `invalid` are fields that could
+    /// not be decoded: the object is refused, and errors that follow from them are not reported.
+    fn finish(
+        &mut self,
+        node: &Node,
+        mut object: Object,
+        mut findings: Vec<validate::Finding>,
+        invalid: &[InvalidField],
+    ) {
         findings.extend(validate::meta(object.kind(), object.meta()));
         findings.extend(validate::empty_fields(object.kind(), node));
         findings.extend(validate::unsupported(object.kind(), node, &findings));
         findings.extend(validate::other_meshes(node));
         let origin = origin(&self.file, node, &object, self.all_lines);
-        let refused = findings.iter().any(validate::Finding::is_error);
+        if !invalid.is_empty() {
+            findings
+                .retain(|finding| finding.is_error() && !invalid.iter().any(|field| field.explains(finding)));
+        }
+        let refused = !invalid.is_empty() || findings.iter().any(validate::Finding::is_error);
         let generated = node.get("metadata").is_some_and(|meta| meta.get("generateName").is_some());
         for mut finding in findings {
             if generated && finding.field == "metadata.name" {

@@ -9,7 +9,10 @@ use std::{collections::HashMap, sync::LazyLock};
 use chrono::DateTime;
 use skysail_yaml::{Entry, Node, Value};
 
-use super::decode::{FieldError, MAX_UNKNOWN, Segment, mismatch, not_one_of, unknown_words};
+use super::{
+    decode::{MAX_UNKNOWN, mismatch, not_one_of, unknown_words},
+    field_error::{FieldError, Segment},
+};
 use crate::{analysis::Code, spelling::distance};
 
 static TEXT: &str = include_str!("kubernetes.txt");
