@@ -354,11 +354,10 @@ impl InboundTarget<'_> {
             }),
             ..Default::default()
         };
-        let own_port = self.service.map_or(0, |service| service.port);
         route::RouteConfiguration {
             name: cluster,
             virtual_hosts: vec![route::VirtualHost {
-                name: format!("inbound|http|{own_port}"),
+                name: format!("inbound|http|{number}"),
                 domains: vec!["*".into()],
                 routes: vec![everything],
                 ..Default::default()
