@@ -280,6 +280,21 @@ impl Service {
 }
 
 impl Locality {
+    /// Parses `REGION/ZONE/SUBZONE`; further parts may be missing.
+    pub fn parse(text: &str) -> Self {
+        let mut parts = text.splitn(3, '/').map(str::to_owned);
+        let mut part = || parts.next().unwrap_or_default();
+        Self { region: part(), zone: part(), subzone: part() }
+    }
+
+    /// Returns the locality in the label of a workload, where dots may separate its parts. Source: Istio.
+    pub fn of_workload(labels: &Labels) -> Option<Self> {
+        let text =
+            ["topology.istio.io/locality", "istio-locality"].iter().find_map(|name| labels.get(*name))?;
+        let text = if text.contains('/') { text.clone() } else { text.replace('.', "/") };
+        (!text.is_empty()).then(|| Self::parse(&text))
+    }
+
     /// Returns the locality in the labels of a Node.
     fn from_labels(labels: &Labels) -> Self {
         let label =

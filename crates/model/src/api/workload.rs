@@ -201,13 +201,12 @@ impl WorkloadEntry {
         if !self.network.is_empty() {
             labels.insert(NETWORK.into(), self.network.clone());
         }
-        let mut parts = self.locality.splitn(3, '/').map(str::to_owned);
-        let mut part = || parts.next().unwrap_or_default();
+        let of_label = Locality::of_workload(&labels).filter(|_| self.locality.is_empty());
         let port = |(name, number): (&String, &u32)| Some((name.clone(), u16::try_from(*number).ok()?));
         EntryEndpoint {
             address: Address::of(&self.address),
             ports: self.ports.iter().filter_map(port).collect(),
-            locality: Locality { region: part(), zone: part(), subzone: part() },
+            locality: of_label.unwrap_or_else(|| Locality::parse(&self.locality)),
             weight: self.weight.max(1),
             serves: None,
             workload: Arc::new(Typed {

@@ -162,10 +162,14 @@ impl World {
 
     fn slice_endpoint(&self, namespace: &str, from: &SliceEndpoint, port: u16, not_ready: bool) -> Endpoint {
         let pod = self.pod(namespace, &from.pod).or_else(|| self.pod_by_ip(from.ip)).cloned();
-        let mut locality = self.locality(&from.node);
-        if locality.zone.is_empty() {
-            locality.zone.clone_from(&from.zone);
-        }
+        let of_label = pod.as_ref().and_then(|pod| Locality::of_workload(&pod.meta.labels));
+        let locality = of_label.unwrap_or_else(|| {
+            let mut locality = self.locality(&from.node);
+            if locality.zone.is_empty() {
+                locality.zone.clone_from(&from.zone);
+            }
+            locality
+        });
         let address = Address::Ip(from.ip);
         Endpoint { address, name: None, port, pod, locality, weight: 1, ready: from.ready || not_ready }
     }
@@ -181,7 +185,7 @@ impl World {
                     address: Address::Ip(*pod.spec.ips.first()?),
                     name: None,
                     port: port.resolve(&pod.spec)?,
-                    locality: self.locality(&pod.spec.node),
+                    locality: self.pod_locality(pod),
                     weight: 1,
                     ready: pod.spec.ready || service.spec.publish_not_ready,
                     pod: Some(pod.clone()),

@@ -39,7 +39,7 @@ impl World {
     pub fn identify(&self, node: &mut ProxyNode, home: &str) -> Result<bool, AccountMismatch> {
         let known = self.identify_pod(&node.pod, &node.ips, home, &mut node.view)?;
         if !known {
-            self.set_locality(&node.node_name, &mut node.view);
+            set_locality(self.locality(&node.node_name), &mut node.view);
         }
         Ok(known)
     }
@@ -89,19 +89,18 @@ impl World {
         let has_ingress = sidecar.is_some_and(|sidecar| !sidecar.spec.ingress.is_empty());
         let preferred = pod.spec.ips.iter().find(|ip| ip.is_ipv4() == view.ipv4);
         view.address = preferred.filter(|_| has_ingress).copied();
-        self.set_locality(&pod.spec.node, view);
+        set_locality(self.pod_locality(pod), view);
         let network = self.topology().network_of(&pod.meta.labels, pod.spec.ips.first().copied(), home);
         network.clone_into(&mut view.network);
         let settings = pod.meta.annotations.get(proxy_config::ANNOTATION);
         view.settings = settings.map(|text| Arc::new(annotated(text))).unwrap_or_default();
     }
+}
 
-    /// Sets the locality of a proxy to that of its Kubernetes node, if known.
-    fn set_locality(&self, node: &str, view: &mut ProxyView) {
-        let locality = self.locality(node);
-        if locality != Locality::default() {
-            view.locality = locality;
-        }
+/// Sets the locality of a proxy, if it is known.
+fn set_locality(locality: Locality, view: &mut ProxyView) {
+    if locality != Locality::default() {
+        view.locality = locality;
     }
 }
 

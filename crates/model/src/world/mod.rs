@@ -468,6 +468,11 @@ impl World {
         pods.filter(move |pod| selects(selector, &pod.meta.labels))
     }
 
+    /// Returns the locality of a Pod: that of its label, else that of its Node.
+    pub(crate) fn pod_locality(&self, pod: &Typed<Pod>) -> Locality {
+        Locality::of_workload(&pod.meta.labels).unwrap_or_else(|| self.locality(&pod.spec.node))
+    }
+
     /// Returns the locality of a Node; empty if unknown.
     pub fn locality(&self, node: &str) -> Locality {
         self.nodes.get("", node).map(|entry| entry.object.spec.locality.clone()).unwrap_or_default()
