@@ -37,7 +37,7 @@ const WITHOUT_COUNTERPART: &[(&str, &str)] = &[
     ("IST0136", "the status of Istio's annotations; its analyzer is not among those that istioctl runs"),
     ("IST0139", "there is no webhook"),
     ("IST0141", "there is nothing to install in a cluster"),
-    ("IST0142", "there is no cluster"),
+    ("IST0142", "the version of Kubernetes makes no difference"),
     ("IST0143", "files do not say at which address a program listens"),
     ("IST0148", "injection is enabled by default"),
     ("IST0156", "all objects of Gateway API are read, whatever version a cluster has"),

@@ -13,7 +13,10 @@ mod services;
 mod validator;
 mod workloads;
 
-use std::{collections::HashMap, hash::RandomState};
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::RandomState,
+};
 
 use self::recorded::RecordedWorld;
 pub use self::validator::Validator;
@@ -39,7 +42,12 @@ struct Report<'a> {
     /// Hosts of Gateways, by `NAMESPACE/NAME`.
     gateway_hosts: HashMap<String, GatewayHosts<'a>>,
     diagnostics: Vec<Diagnostic>,
+    /// Number of diagnostics of each code about the current object; `None` if objects are not checked one by one.
+    alike: Option<BTreeMap<Code, usize>>,
 }
+
+/// Maximum number of diagnostics of one code that are kept for an object.
+const MAX_ALIKE: usize = 20;
 
 /// The object that a diagnostic is about.
 struct ObjectReport<'a, T> {
@@ -66,7 +74,20 @@ impl<'a> Report<'a> {
             routes_of: HashMap::new(),
             gateway_hosts: HashMap::new(),
             diagnostics: Vec::new(),
+            alike: None,
         }
+    }
+
+    /// Returns the diagnostics about an object. The last one of a code says how many others there are.
+    fn take_diagnostics(&mut self) -> Vec<Diagnostic> {
+        let mut diagnostics = std::mem::take(&mut self.diagnostics);
+        for (code, count) in self.alike.take().into_iter().flatten() {
+            let last = diagnostics.iter_mut().rfind(|diagnostic| diagnostic.code == code);
+            if let (Some(last), 1..) = (last, count.saturating_sub(MAX_ALIKE)) {
+                last.message.push_str(&format!("; {} others in the object are like it", count - MAX_ALIKE));
+            }
+        }
+        diagnostics
     }
 
     fn report<T>(
@@ -77,6 +98,13 @@ impl<'a> Report<'a> {
         message: impl Into<String>,
         remedy: impl Into<String>,
     ) {
+        if let Some(alike) = &mut self.alike {
+            let count = alike.entry(code).or_default();
+            *count += 1;
+            if *count > MAX_ALIKE {
+                return;
+            }
+        }
         let (meta, origin) = (&about.entry.object.meta, &about.entry.origin);
         let key = ObjectKey { kind: about.kind, namespace: meta.namespace.clone(), name: meta.name.clone() };
         let field = field.into();

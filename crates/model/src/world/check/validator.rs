@@ -6,7 +6,7 @@
 //! not changed, so most are compared by address.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     hash::{BuildHasher, RandomState},
     sync::Arc,
 };
@@ -129,9 +129,10 @@ impl<'a> Pass<'a, '_> {
                 continue;
             }
             self.report.world.record(Input::Object(kind, &meta.namespace, &meta.name));
+            self.report.alike = Some(BTreeMap::new());
             check(&mut self.report, &ObjectReport { entry, kind });
             let inputs = self.report.world.take_inputs();
-            let diagnostics = std::mem::take(&mut self.report.diagnostics);
+            let diagnostics = self.report.take_diagnostics();
             self.kept.insert(key, ObjectFindings { inputs, diagnostics });
         }
     }

@@ -89,21 +89,32 @@ impl World {
         &self,
         gateway: &api::Typed<KubernetesGateway>,
     ) -> Vec<&Entry<api::gateway_api::ListenerSet>> {
-        let own = gateway.meta.namespace.as_str();
-        let allowed = gateway.spec.allowed_listeners.as_ref().and_then(|allowed| allowed.namespaces.as_ref());
-        let none = RouteNamespaces { from: Some(NamespacesFrom::None), selector: None };
-        let allowed = allowed.unwrap_or(&none);
         let attached = |entry: &&Entry<api::gateway_api::ListenerSet>| {
-            let (meta, parent) = (&entry.object.meta, &entry.object.spec.parent_ref);
-            let namespace = parent.namespace.as_ref().unwrap_or(&meta.namespace);
-            parent.group_kind() == (GROUP, "Gateway")
-                && parent.name == gateway.meta.name
-                && namespace == own
-                && self.is_allowed(Some(allowed), own, &meta.namespace)
+            is_parent(gateway, &entry.object) && self.allows_listeners(gateway, &entry.object.meta.namespace)
         };
         let mut sets: Vec<_> = self.listener_sets.iter().filter(attached).collect();
         sets.sort_by(|a, b| a.gateway_api_age().cmp(&b.gateway_api_age()));
         sets
+    }
+
+    /// Returns the ListenerSets that a Gateway which is served here does not allow.
+    pub(super) fn refused_listener_sets(
+        &self,
+    ) -> impl Iterator<Item = &Entry<api::gateway_api::ListenerSet>> {
+        let own =
+            |entry: &&Entry<KubernetesGateway>| self.is_own_class(&entry.object.spec.gateway_class_name);
+        self.listener_sets.iter().filter(move |set| {
+            let namespace = &set.object.meta.namespace;
+            let mut gateways = self.kubernetes_gateways.iter().filter(own).map(|entry| &entry.object);
+            gateways.any(|of| is_parent(of, &set.object) && !self.allows_listeners(of, namespace))
+        })
+    }
+
+    /// Returns whether a Gateway allows ListenerSets in a namespace. By default it allows none.
+    fn allows_listeners(&self, gateway: &api::Typed<KubernetesGateway>, namespace: &str) -> bool {
+        let allowed = gateway.spec.allowed_listeners.as_ref().and_then(|allowed| allowed.namespaces.as_ref());
+        let none = RouteNamespaces { from: Some(NamespacesFrom::None), selector: None };
+        self.is_allowed(Some(allowed.unwrap_or(&none)), &gateway.meta.namespace, namespace)
     }
 
     /// Returns whether a selection of namespaces of an object in `own` has a namespace.
@@ -280,4 +291,15 @@ fn mark_conflicts(listeners: &mut [GatewayListener<'_>]) {
             (of.listener.hostname == this.listener.hostname).then_some(ListenerConflict::Hostname)
         });
     }
+}
+
+/// Returns whether a Gateway is the parent of a ListenerSet.
+fn is_parent(
+    gateway: &api::Typed<KubernetesGateway>,
+    set: &api::Typed<api::gateway_api::ListenerSet>,
+) -> bool {
+    let parent = &set.spec.parent_ref;
+    parent.group_kind() == (GROUP, "Gateway")
+        && parent.name == gateway.meta.name
+        && *parent.namespace.as_ref().unwrap_or(&set.meta.namespace) == gateway.meta.namespace
 }

@@ -117,6 +117,13 @@ impl World {
                 ));
             }
         }
+        for set in self.refused_listener_sets() {
+            let message = "the Gateway does not allow ListenerSets of this namespace";
+            made.push(GatewayApiStatus {
+                conditions: ["Accepted", "Programmed"].map(|kind| fails(kind, "NotAllowed", message)).into(),
+                ..new(Kind::ListenerSet, &set.object.meta.namespace, &set.object.meta.name)
+            });
+        }
         for entry in self.gateway_classes.iter().filter(|entry| self.is_own_class(&entry.object.meta.name)) {
             let conditions = vec![holds("Accepted", "Accepted", "Handled by Istio controller")];
             made.push(GatewayApiStatus {
@@ -143,6 +150,37 @@ impl World {
             .flat_map(|entry| &entry.object.spec.tls)
             .flat_map(|tls| tls.frontend.validations());
         validations.any(|of| of.mode == FrontendValidationMode::AllowInsecureFallback)
+    }
+
+    /// Returns the backends of routes whose Service exists and has no such port: the route, and a description.
+    pub(in crate::world) fn backends_without_port(&self) -> Vec<(ObjectKey, String)> {
+        let mut found = Vec::new();
+        for route in self.routes() {
+            let referrer = Referrer {
+                world: self,
+                from: (GROUP, route.kind.as_str()),
+                namespace: &route.meta.namespace,
+            };
+            for backend in &route.backends {
+                let host = referrer.backend_host(backend).ok();
+                let Some((service, port)) = host.and_then(|host| self.service(&host)).zip(backend.port)
+                else {
+                    continue;
+                };
+                let ports = &service.spec.ports;
+                if ports.iter().any(|known| u32::from(known.port) == port) {
+                    continue;
+                }
+                let known: Vec<String> = ports.iter().map(|known| known.port.to_string()).collect();
+                let message = format!(
+                    "backend {} has no port {port}, and requests get 500; its ports: {}",
+                    backend.name,
+                    known.join(", ")
+                );
+                found.push((new(route.kind, &route.meta.namespace, &route.meta.name).object, message));
+            }
+        }
+        found
     }
 
     /// Returns the condition about the backends of a route. As in Istio, the last error is reported.

@@ -39,6 +39,12 @@ impl Report<'_> {
                     self.report_key(about, code, "spec.listeners", message, remedy(code));
                 }
             }
+            let refused = |of: &&StatusCondition| of.kind == "Accepted" && of.reason == "NotAllowed";
+            if let Some(condition) = status.conditions.iter().find(refused) {
+                let code = Code::ListenerNotServed;
+                let remedy = "set allowedListeners in the Gateway";
+                self.report_key(about, code, "spec.parentRef", words(condition), remedy);
+            }
             let unusable = |of: &&StatusCondition| {
                 matches!(of.reason, "AddressNotUsable" | "AddressNotAssigned") && of.kind == "Programmed"
             };
@@ -59,6 +65,11 @@ impl Report<'_> {
                     self.report_key(about, code, &field, words(condition), remedy(code));
                 }
             }
+        }
+        for (route, message) in self.world.unrecorded().backends_without_port() {
+            let Some(origin) = self.origin_of_route(&route) else { continue };
+            let code = Code::UnknownDestinationPort;
+            self.report_key((&route, &origin), code, "spec.rules", message, "use a port of the Service");
         }
     }
 

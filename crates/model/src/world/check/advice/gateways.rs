@@ -7,7 +7,7 @@ use crate::{
     World,
     analysis::Code,
     api::{Gateway, Kind, Labels, kube::TargetPort, selects},
-    world::store::Entry,
+    world::{gateway_api::INGRESS, store::Entry},
 };
 
 impl Report<'_> {
@@ -101,7 +101,10 @@ impl Report<'_> {
     }
 }
 
-/// Returns the Gateways that users wrote.
+/// Returns the Gateways that users wrote: neither those of Gateway API nor those of Ingresses.
 fn written(world: &World) -> Vec<&Entry<Gateway>> {
-    world.gateways.iter().filter(|entry| entry.object.spec.only_in.is_none()).collect()
+    let is_written = |entry: &&Entry<Gateway>| {
+        entry.object.spec.only_in.is_none() && !entry.object.meta.name.contains(INGRESS)
+    };
+    world.gateways.iter().filter(is_written).collect()
 }

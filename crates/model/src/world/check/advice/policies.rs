@@ -62,7 +62,8 @@ impl Report<'_> {
     }
 }
 
-/// Returns the Services of the workloads that a selector matches, without a selector none.
+/// Returns the Services of the workloads that a selector matches, without a selector none. The proxies of Gateways do not
+/// count: what they serve is in their Gateways.
 fn services_of<'a>(
     world: &'a World,
     namespace: &str,
@@ -71,7 +72,12 @@ fn services_of<'a>(
     let Some(selector) = selector.map(|selector| &selector.match_labels).filter(|of| !of.is_empty()) else {
         return Vec::new();
     };
-    let selected: Vec<&Labels> = workloads(world, Some(namespace), selector).collect();
+    let gateways: Vec<&Labels> = world.gateways.iter().map(|entry| &entry.object.spec.selector).collect();
+    let is_gateway = |labels: &Labels| {
+        gateways.iter().any(|selector| !selector.is_empty() && crate::api::selects(selector, labels))
+    };
+    let selected: Vec<&Labels> =
+        workloads(world, Some(namespace), selector).filter(|labels| !is_gateway(labels)).collect();
     let services = world.services.in_namespace(namespace).map(|entry| &*entry.object);
     let selects_one = |service: &&Typed<Service>| {
         let of = &service.spec.selector;
