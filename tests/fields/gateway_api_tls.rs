@@ -109,6 +109,9 @@ fn gateway_listeners(edge: &Edge<'_>, of: &Authorities) {
     let client = edge.tls(443, &of.edge, None);
     edge.has(&client, "web.example", 200);
     edge.has(&client, "far.example", 200);
+    // A request for the host of another listener is on the wrong connection.
+    assert_eq!(client.status_from("web.example", "far.example", "/"), Ok(421), "{}", edge.gateway);
+    assert_eq!(client.status_from("web.example", "nowhere.example", "/"), Ok(404), "{}", edge.gateway);
     for name in ["refused", "other-kind", "other-group"] {
         edge.refuses(&client, &format!("{name}.example"));
     }

@@ -71,11 +71,16 @@ impl Client {
     /// # Errors
     /// There is no response.
     pub fn get(&self, host: &str, path: &str, headers: &str) -> Result<String, String> {
+        self.get_from(host, host, path, headers)
+    }
+
+    /// Sends a request like [`Client::get`], on a connection to another server name of TLS.
+    fn get_from(&self, server: &str, host: &str, path: &str, headers: &str) -> Result<String, String> {
         let stream = self.connect()?;
         let request = format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n{headers}connection: close\r\n\r\n");
         match &self.tls {
             None => exchange(stream, &request),
-            Some(_) => exchange(StreamOwned::new(self.session(host), stream), &request),
+            Some(_) => exchange(StreamOwned::new(self.session(server), stream), &request),
         }
     }
 
@@ -84,7 +89,15 @@ impl Client {
     /// # Errors
     /// There is no response.
     pub fn status(&self, host: &str, path: &str) -> Result<u16, String> {
-        let response = self.get(host, path, "")?;
+        self.status_from(host, host, path)
+    }
+
+    /// Returns the status of the response on a connection to another server name of TLS.
+    ///
+    /// # Errors
+    /// There is no response.
+    pub fn status_from(&self, server: &str, host: &str, path: &str) -> Result<u16, String> {
+        let response = self.get_from(server, host, path, "")?;
         response.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or(response)
     }
 }

@@ -1,6 +1,6 @@
 //! RDS of gateways: the routes of all VirtualServices that are bound to the Gateways of a server.
 
-use std::collections::{BTreeMap, HashMap, btree_map::Entry};
+use std::collections::{BTreeMap, BTreeSet, HashMap, btree_map::Entry};
 
 use super::servers::{GatewayServer, MergedServers};
 use crate::compile::{Scope, pb::route, routes};
@@ -39,8 +39,47 @@ pub(super) fn compile(
         let name = format!("blackhole:{number}");
         virtual_hosts.push(route::VirtualHost { name, domains: vec!["*".into()], ..Default::default() });
     }
+    let taken = virtual_hosts.iter().flat_map(|host| &host.domains).map(String::as_str).collect();
+    virtual_hosts.extend(misdirected(scope, merged, servers, &taken));
     virtual_hosts.sort_by(|a, b| a.name.cmp(&b.name));
     routes::configuration(name.to_owned(), virtual_hosts)
+}
+
+/// Returns a virtual host that answers 421 to requests for hosts of other listeners of Gateway API at the same port: the
+/// client uses a connection that TLS has led to this listener. Source: GEP-3567. `taken` are the domains of the routes.
+fn misdirected(
+    scope: &Scope<'_>,
+    merged: &MergedServers<'_>,
+    servers: &[GatewayServer<'_>],
+    taken: &BTreeSet<&str>,
+) -> Option<route::VirtualHost> {
+    let is_listener = |server: &GatewayServer<'_>| {
+        server.gateway.spec.only_in.is_some() && server.tls().is_some() && server.server.is_http()
+    };
+    let first = servers.first().filter(|server| is_listener(server))?;
+    let others = merged.routes.values().flatten().filter(|other| {
+        is_listener(other)
+            && other.listener_port == first.listener_port
+            && other.server.bind == first.server.bind
+            && other.route_name != first.route_name
+    });
+    let own: BTreeSet<String> = servers.iter().flat_map(GatewayServer::server_names).collect();
+    let domains: BTreeSet<String> = others.flat_map(GatewayServer::server_names).collect();
+    let domains: Vec<String> =
+        domains.into_iter().filter(|domain| !own.contains(domain) && !taken.contains(&**domain)).collect();
+    let answer = route::Route {
+        r#match: Some(route::RouteMatch {
+            path_specifier: Some(route::route_match::PathSpecifier::Prefix("/".into())),
+            ..Default::default()
+        }),
+        action: Some(route::route::Action::DirectResponse(route::DirectResponseAction {
+            status: 421,
+            ..Default::default()
+        })),
+        ..Default::default()
+    };
+    let name = format!("misdirected:{}", first.server.number());
+    (!domains.is_empty()).then(|| routes::virtual_host(scope.headers, name, domains, vec![answer]))
 }
 
 fn add_server(
