@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panic")]
 
 use serde_json::Value;
-use skysail_testkit::{Mesh, Setup};
+use skysail_testkit::{Mesh, Setup, eventually};
 
 /// A patch with a field that the sidecar refuses; see `tests/envoy_filters`.
 const REFUSED: &str = include_str!("envoy_filters/mapped-addresses.yaml");
@@ -54,6 +54,7 @@ fn proxies_accept_and_refuse_objects() {
             && text.contains("represent_ipv4_remote_address_as_ipv4_mapped_ipv6"),
         "{text}"
     );
+    mesh.wait_for_output("refuses resources (lds): ");
     // Routes were in effect before.
     assert_eq!(settled(&mesh, "virtualservice/stock").0, 0);
 
@@ -75,4 +76,37 @@ fn proxies_accept_and_refuse_objects() {
     let unknown = mesh.run(&["status", "virtualservice/none", "-n", "shop"]);
     assert_eq!(unknown.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&unknown.stderr).contains("virtualservice shop/none"));
+}
+
+/// A patch with a header that the sidecar refuses.
+const REFUSED_ROUTE: &str = r#"
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: header, namespace: shop}
+spec:
+  configPatches:
+  - applyTo: VIRTUAL_HOST
+    match:
+      context: SIDECAR_OUTBOUND
+      routeConfiguration: {vhost: {name: "stock.shop.svc.cluster.local:80"}}
+    patch:
+      operation: MERGE
+      value: {response_headers_to_add: [{header: {key: x-a, value: "%NOSUCH%"}}]}
+"#;
+
+#[test]
+fn routes_that_a_proxy_refuses_at_its_first_request_are_refused() {
+    let text = format!("{}\n---{REFUSED_ROUTE}", include_str!("shop.yaml"));
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text).ready();
+    // No sidecar holds the routes before.
+    let (_, status) = settled(&mesh, "envoyfilter/header");
+    assert_eq!(status["refused"], 0, "{status}");
+    mesh.call("front", "http://stock.shop/", &[]);
+    eventually("the object is refused", || {
+        let (code, status) = settled(&mesh, "envoyfilter/header");
+        (code == 1 && status["refused"] == 1).then_some(()).ok_or_else(|| status.to_string())
+    });
+    // The rules of the same host are refused with it.
+    let (code, status) = settled(&mesh, "virtualservice/stock");
+    assert_eq!((code, &status["state"]), (1, &"refused".into()), "{status}");
 }

@@ -269,7 +269,7 @@ impl<'a> Fleet<'a> {
             ReachedResources::All => view.snapshot.count(kind) > 0,
         };
         if is_simple && has_whole_type {
-            return Some(self.state(status, "", last));
+            return Some(self.state(status, "", last, last));
         }
         let mut worst = None;
         // Returns true if no further resource makes a difference.
@@ -280,7 +280,7 @@ impl<'a> Fleet<'a> {
             if let Some(held) = &mut held {
                 held.insert(HeldResource { kind, name: Arc::clone(name) });
             }
-            worst = worst.take().max(Some(self.state(status, name, changed.min(published))));
+            worst = worst.take().max(Some(self.state(status, name, changed, changed.min(published))));
             is_settled
         };
         match reached.resources {
@@ -316,19 +316,22 @@ impl<'a> Fleet<'a> {
         worst
     }
 
-    /// Returns the state of a resource that changed in this generation.
-    fn state(&self, status: &TypeStatus, name: &str, changed: u64) -> Delivery {
-        // In a rejected response, a proxy may have accepted the resources that its error message does not name.
+    /// Returns the state of a resource that changed in this generation. `since` is the earlier generation in which it got
+    /// the effect of the object.
+    fn state(&self, status: &TypeStatus, name: &str, changed: u64, since: u64) -> Delivery {
         let rejection = status.rejections.iter().rev().find(|of| {
-            of.after < Some(changed)
-                && changed <= of.up_to
-                && (!self.errors.name_resources(&of.error) || mentions(&of.error, name))
+            // In a rejected response, a proxy may have accepted the resources that its error message does not name.
+            let is_change = of.after < Some(since) && since <= of.up_to;
+            // A resource that had not changed was sent because the proxy had just subscribed to it.
+            let is_new = Some(changed) <= of.after;
+            let is_named = mentions(&of.error, name);
+            is_change && (is_named || !self.errors.name_resources(&of.error)) || is_new && is_named
         });
         if let Some(rejection) = rejection {
             Delivery::Refused(Arc::clone(&rejection.error))
-        } else if status.answered_generation >= Some(changed) {
+        } else if status.answered_generation >= Some(since) {
             Delivery::Acknowledged
-        } else if status.sent_generation >= Some(changed) {
+        } else if status.sent_generation >= Some(since) {
             Delivery::Sent
         } else {
             Delivery::Pending
