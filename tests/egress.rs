@@ -42,7 +42,8 @@ spec:
 ";
 
 /// The machine's /etc/hosts.
-const HOSTS: &str = "198.51.100.2 real.example other.example a.wild.example\n127.0.1.1 self.example\n";
+const HOSTS: &str = "198.51.100.2 real.example other.example a.wild.example turn.example a.named.example\n\
+                     127.0.1.1 self.example\n";
 
 const INNER: &str = "
 apiVersion: v1
@@ -75,6 +76,22 @@ spec:
   hosts: ['*.wild.example']
   ports: [{number: 80, name: http, protocol: HTTP}]
   resolution: NONE
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: turn}
+spec:
+  hosts: [turn.example]
+  ports: [{number: 80, name: http, protocol: HTTP}]
+  resolution: DNS_ROUND_ROBIN
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: named}
+spec:
+  hosts: ['*.named.example']
+  ports: [{number: 80, name: http, protocol: HTTP}]
+  resolution: DYNAMIC_DNS
 ---
 apiVersion: networking.istio.io/v1
 kind: VirtualService
@@ -142,9 +159,16 @@ fn hosts_outside_the_mesh_are_reached_by_name_and_by_address() {
 
     mesh.put("policy.yaml", REGISTRY_ONLY);
     mesh.wait_status("front", "http://other.example/", &[], 502);
-    for host in ["real.example", "a.wild.example"] {
+    for host in ["real.example", "a.wild.example", "turn.example", "a.named.example"] {
         wait_world(&mesh, "front", &format!("http://{host}/"));
     }
+    // The sidecar resolves the host of a request, whatever address the program has dialled: for hosts with
+    // DYNAMIC_DNS, and with this policy for all others.
+    let dialled = "http://198.51.100.77/";
+    mesh.wait_status("front", dialled, &["-H", "host: a.named.example"], 200);
+    mesh.wait_status("front", dialled, &["-H", "host: other.example"], 502);
+    mesh.put("policy.yaml", &REGISTRY_ONLY.replace("REGISTRY_ONLY", "ALLOW_ANY_DYNAMIC_DNS"));
+    mesh.wait_status("front", dialled, &["-H", "host: other.example"], 200);
 }
 
 fn connections_to_closed_addresses_fail_at_once(mesh: &Mesh) {

@@ -54,3 +54,29 @@ fn excluded_connections_reach_services_without_the_sidecar() {
     let log = String::from_utf8_lossy(&log.stdout);
     assert!(!log.contains(" WARN "), "{log}");
 }
+
+/// A Sidecar without the host that its workload calls.
+const ELSEWHERE: &str = "
+---
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: limited, namespace: shop}
+spec:
+  workloadSelector: {labels: {app: limited}}
+  egress: [{hosts: ['./nothing.shop.svc.cluster.local']}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: limited, namespace: shop, labels: {app: limited}}
+spec: {containers: [{name: web, image: registry.example/shop/limited, ports: [{containerPort: 8080}]}]}
+";
+
+#[test]
+fn connections_that_sidecars_pass_through_reach_services() {
+    let shop = include_str!("shop.yaml").replace("mode: STRICT", "mode: PERMISSIVE");
+    let text = format!("{shop}{ELSEWHERE}");
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text).ready();
+    // The sidecar does not know the host, and dials the address of the Service.
+    assert!(identity(&mesh, "limited").is_null());
+    assert!(identity(&mesh, "front").is_string());
+}

@@ -55,6 +55,29 @@ fn tokens_are_verified_at_targets_and_with_fetched_keys() {
     }
     keys.kill().unwrap();
     keys.wait().unwrap();
+    keys_survive_issuer_and_control_plane(&mesh, &fill(FETCHED));
+}
+
+/// Restarts the control plane while the server of keys is away. Its keys stay in effect, also for a later change.
+fn keys_survive_issuer_and_control_plane(mesh: &Mesh, fetched: &str) {
+    let old = mesh.status()["control"].clone();
+    let kill = mesh.run(&["exec", "plain", "--", "sh", "-c", &format!("kill -KILL {old}")]);
+    assert!(kill.status.success(), "{kill:?}");
+    eventually("another control plane runs", || match mesh.status()["control"].clone() {
+        new if new == old || new.is_null() => Err(format!("{new} runs")),
+        _ => Ok(()),
+    });
+    let later = fetched.replace("{name: x-patient}", "{name: x-patient}, {name: x-later}");
+    mesh.put("fetched.yaml", &later.replace("SERVER", &server_address(mesh)));
+    for server in ["v1", "v2"] {
+        let to = format!("x-to: {server}");
+        let is = |token: &str, status: u16| {
+            let token = format!("x-later: {token}");
+            ask(mesh, CLIENT, &with(&["-H", &to, "-H", &token], "http://api/", status, &[]))
+        };
+        eventually("the other header is read", || is("no.token.here", 401));
+        assert_eq!(is(TOKEN.trim(), 200), Ok(()), "{server}");
+    }
 }
 
 /// Checks which policies apply to the gateways.

@@ -29,10 +29,8 @@ use tokio::{
 use crate::{
     descriptor,
     error::{Context as _, Error},
-    netlink::Socket,
     networks::{BRIDGE, POD_NETWORK, SERVICE_NETWORK},
-    pod,
-    rules::{self, Network},
+    rules::{self, Network, Rule},
 };
 
 /// Networks that stay closed, and the reason. Those of the mesh come first: an address there is a pod, a Service or
@@ -112,30 +110,26 @@ struct CachedLookup {
     found: watch::Sender<Option<LookupResult>>,
 }
 
-/// Packet rules that redirect connections to the forwarder, and lookups by it.
+/// Redirection of connections to the forwarder, and lookups by it.
 pub(crate) struct Egress {
     pub(crate) lookups: Arc<Lookups>,
-    netfilter: Socket,
+    /// Port of the listener.
     port: u16,
-    /// Addresses of Services outside the mesh's own networks.
-    services: BTreeSet<Ipv4Addr>,
 }
 
-/// Creates the listener, redirects connections to it and sends it to the forwarder at the other end of `channel`.
-/// Failed connections are sent to `failures` while it has room.
+/// Creates the listener and sends it to the forwarder at the other end of `channel`. Failed connections are sent to
+/// `failures` while it has room.
 ///
 /// # Errors
-/// When the kernel lacks a part of nf_tables, or the forwarder has ended.
+/// When the forwarder has ended.
 pub(crate) fn open(channel: Channel, failures: mpsc::Sender<FailedConnection>) -> Result<Egress, Error> {
     let what = "redirecting connections out of the mesh (--egress)";
     let listener = TcpListener::bind((BRIDGE, 0)).context(what)?;
     listener.set_nonblocking(true).context(what)?;
     let port = listener.local_addr().context(what)?.port();
-    let netfilter = pod::netfilter()?;
     let (ask, mut requests) = mpsc::channel::<String>(MAX_NAMES);
     let lookups = Arc::new(Lookups::new(ask));
-    let mut egress = Egress { lookups: Arc::clone(&lookups), netfilter, port, services: BTreeSet::new() };
-    egress.set_rules()?;
+    let egress = Egress { lookups: Arc::clone(&lookups), port };
     descriptor::send(&channel, listener.as_fd()).context(what)?;
     channel.set_nonblocking(true).context(what)?;
     let (read, mut write) = UnixStream::from_std(channel).context(what)?.into_split();
@@ -156,27 +150,15 @@ pub(crate) fn open(channel: Channel, failures: mpsc::Sender<FailedConnection>) -
 }
 
 impl Egress {
-    /// Also closes the addresses of Services, which may be in any network. Without a ready pod, nothing else keeps a
-    /// connection to such an address inside the mesh.
-    ///
-    /// # Errors
-    /// When the kernel refuses the rules.
-    pub(crate) fn close<'a>(&mut self, services: impl Iterator<Item = &'a Ipv4Addr>) -> Result<(), Error> {
+    /// Returns the rules that redirect connections, except those to networks of the mesh and to the addresses of Services,
+    /// which may be in any network. Without a ready pod, nothing else keeps a connection to such an address inside the mesh.
+    pub(crate) fn rules<'a>(&self, services: impl Iterator<Item = &'a Ipv4Addr>) -> Vec<Rule> {
         let services: BTreeSet<Ipv4Addr> =
             services.copied().filter(|address| closed(*address).is_none()).collect();
-        if services == self.services {
-            return Ok(());
-        }
-        self.services = services;
-        self.set_rules()
-    }
-
-    fn set_rules(&mut self) -> Result<(), Error> {
-        let services = self.services.iter().map(|address| Network::host(*address));
+        let services = services.into_iter().map(Network::host);
         let closed = CLOSED.iter().map(|(network, _)| *network).chain(services);
         let pods = Network { address: POD_NETWORK.0, prefix: POD_NETWORK.1 };
-        let rules = rules::egress(closed, pods, self.port);
-        pod::set_rules(&mut self.netfilter, &rules)
+        rules::egress(closed, pods, self.port)
     }
 }
 

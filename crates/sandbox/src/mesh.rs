@@ -39,7 +39,7 @@ use crate::{
     networks::{BRIDGE, POD_NETWORK},
     objects::{Key, Objects, Workload},
     plan::{self, Pod, VirtualAddresses},
-    pod::{PodCommand, PodEvent},
+    pod::{self, PodCommand, PodEvent},
     process::{self, ProcessEvent, ProcessExit, last_line},
     programs::{self, MARK, Settings},
     progress::{PODS, SERVICES},
@@ -85,6 +85,9 @@ struct Mesh {
     bridge: u32,
     /// Egress, if it is enabled.
     egress: Option<Egress>,
+    /// Socket for the packet rules of the bridge's namespace, and these rules.
+    netfilter: Socket,
+    bridge_rules: Rules,
     /// Folders of PersistentVolumeClaims, by namespace and name.
     claims: BTreeMap<Key, PathBuf>,
     /// Number of pods created so far. It numbers links and addresses.
@@ -153,6 +156,8 @@ pub async fn start(settings: Settings) -> Result<MeshHandle, Error> {
         signer,
         bridge: if_nametoindex(links::BRIDGE).context("finding the bridge")?,
         egress,
+        netfilter: pod::netfilter()?,
+        bridge_rules: Rules::default(),
         claims: BTreeMap::new(),
         created: 0,
         virtual_ports: Vec::new(),
@@ -403,12 +408,15 @@ impl Mesh {
         let services = &self.objects.services;
         let addresses = self.addresses.assign(services);
         let names = plan::names(services, addresses, &pods);
-        if let Some(egress) = &mut self.egress
-            && let Err(error) = egress.close(addresses.values())
-        {
-            let _ = self.reports.send(Report::Failed(error));
-        }
         let virtual_ports = plan::virtual_ports(services, addresses, &pods);
+        let egress = self.egress.as_ref().map(|egress| egress.rules(addresses.values())).unwrap_or_default();
+        let rules = rules::bridge(&virtual_ports, BRIDGE, egress);
+        if rules != self.bridge_rules {
+            if let Err(error) = pod::set_rules(&mut self.netfilter, &rules) {
+                let _ = self.reports.send(Report::Failed(error));
+            }
+            self.bridge_rules = rules;
+        }
         let allocated = self.allocation.assign(&self.objects.entries);
         let hosts = external::hosts(&self.objects.entries, allocated, &pods);
         // If the user set the address, the user's own object is used, and diagnostics name the user's file.
@@ -500,7 +508,7 @@ pub async fn metrics(pod: &PodState) -> io::Result<String> {
 /// Returns the packet rules of a pod, given these ports of Services.
 fn rules_of(pod: &Pod, ports: &[VirtualPort]) -> Rules {
     if !pod.intercepts() {
-        return Rules { output: rules::services(ports.iter()), input: Vec::new() };
+        return Rules { output: rules::services(ports.iter()), ..Rules::default() };
     }
     let (exceptions, _) = Exceptions::read(&pod.annotations);
     rules::interception(&exceptions, MARK, BRIDGE, ports)

@@ -14,16 +14,22 @@ use crate::{
 const TABLE: &str = "skysail";
 const OUTPUT: &str = "output";
 const INPUT: &str = "input";
+const LEAVING: &str = "leaving";
 
-/// `NF_IP_PRI_NAT_DST`: the priority of destination NAT.
+/// `NF_IP_PRI_NAT_DST` and `NF_IP_PRI_NAT_SRC`: the priorities of destination and source NAT.
 const PRIORITY: i32 = -100;
+const SOURCE_PRIORITY: i32 = 100;
 const HOOK_PREROUTING: u32 = 0;
 const HOOK_OUTPUT: u32 = 3;
+const HOOK_POSTROUTING: u32 = 4;
 /// `LOOPBACK_IFINDEX`: `lo` is the first link of every namespace.
 const LOOPBACK_INDEX: u32 = 1;
 
-/// `NFT_NAT_DNAT`.
+/// `NFT_NAT_SNAT` and `NFT_NAT_DNAT`.
+const SOURCE: u32 = 0;
 const DESTINATION: u32 = 1;
+/// `IPS_DST_NAT` of a connection's status, in linux/netfilter/nf_conntrack_common.h.
+const TRANSLATED: u32 = 1 << 5;
 
 /// Registers: the verdict's, and two for values.
 const VERDICT: u32 = 0;
@@ -73,6 +79,8 @@ const NFTA_NAT_FAMILY: u16 = 2;
 const NFTA_NAT_REG_ADDR_MIN: u16 = 3;
 const NFTA_NAT_REG_PROTO_MIN: u16 = 5;
 const NFTA_REDIR_REG_PROTO_MIN: u16 = 1;
+const NFTA_CT_DREG: u16 = 1;
+const NFTA_CT_KEY: u16 = 2;
 
 /// Replaces the rules of the socket's network namespace.
 ///
@@ -83,9 +91,16 @@ pub(crate) fn replace(socket: &mut Socket, rules: &Rules) -> io::Result<()> {
     // The batch creates the table, deletes it and creates it again, so it works whether or not the table
     // exists.
     messages.extend([table(libc::NFT_MSG_DELTABLE), table(libc::NFT_MSG_NEWTABLE)]);
-    for (name, hook, rules) in [(OUTPUT, HOOK_OUTPUT, &rules.output), (INPUT, HOOK_PREROUTING, &rules.input)]
-    {
-        messages.push(chain(name, hook));
+    let chains = [
+        (OUTPUT, HOOK_OUTPUT, PRIORITY, &rules.output),
+        (INPUT, HOOK_PREROUTING, PRIORITY, &rules.input),
+        (LEAVING, HOOK_POSTROUTING, SOURCE_PRIORITY, &rules.leaving),
+    ];
+    for (name, hook, priority, rules) in chains {
+        if name == LEAVING && rules.is_empty() {
+            continue;
+        }
+        messages.push(chain(name, hook, priority));
         messages.extend(rules.iter().map(|rule| rule_message(name, rule)));
     }
     messages.push(bracket(libc::NFNL_MSG_BATCH_END));
@@ -107,12 +122,12 @@ fn table(kind: i32) -> Message {
     start(kind, flags).text(NFTA_TABLE_NAME, TABLE)
 }
 
-fn chain(name: &str, hook: u32) -> Message {
+fn chain(name: &str, hook: u32, priority: i32) -> Message {
     start(libc::NFT_MSG_NEWCHAIN, libc::NLM_F_CREATE)
         .text(NFTA_CHAIN_TABLE, TABLE)
         .text(NFTA_CHAIN_NAME, name)
         .nested(NFTA_CHAIN_HOOK, |attributes| {
-            let priority = u32::from_ne_bytes(PRIORITY.to_ne_bytes());
+            let priority = u32::from_ne_bytes(priority.to_ne_bytes());
             attributes.be32(NFTA_HOOK_HOOKNUM, hook).be32(NFTA_HOOK_PRIORITY, priority)
         })
         .text(NFTA_CHAIN_TYPE, "nat")
@@ -141,6 +156,12 @@ fn matching(list: Message, condition: Match) -> Message {
             equal(payload(list, libc::NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2), &port.to_be_bytes())
         }
         Match::OneIn(count) => equal(one_in(list, count), &[0; 4]),
+        Match::Translated => {
+            let list = expression(list, "ct", |data| {
+                data.be32(NFTA_CT_DREG, FIRST).be32(NFTA_CT_KEY, libc::NFT_CT_STATUS as u32)
+            });
+            compare(masked(list, &TRANSLATED.to_ne_bytes()), libc::NFT_CMP_NEQ, &[0; 4])
+        }
     }
 }
 
@@ -164,6 +185,11 @@ fn verdict(list: Message, verdict: Verdict) -> Message {
                     .be32(NFTA_NAT_REG_PROTO_MIN, SECOND)
             })
         }
+        Verdict::From(address) => expression(load(list, FIRST, &address.octets()), "nat", |data| {
+            data.be32(NFTA_NAT_TYPE, SOURCE)
+                .be32(NFTA_NAT_FAMILY, libc::NFPROTO_IPV4 as u32)
+                .be32(NFTA_NAT_REG_ADDR_MIN, FIRST)
+        }),
     }
 }
 
@@ -188,14 +214,19 @@ fn payload(list: Message, base: i32, offset: u32, length: u32) -> Message {
 fn within(list: Message, offset: u32, network: Network, operator: i32) -> Message {
     let list = payload(list, libc::NFT_PAYLOAD_NETWORK_HEADER, offset, 4);
     let mask = network.mask();
-    let list = expression(list, "bitwise", |data| {
+    let list = masked(list, &mask.to_be_bytes());
+    compare(list, operator, &(u32::from(network.address) & mask).to_be_bytes())
+}
+
+/// Clears the bits of the first register that a mask does not have.
+fn masked(list: Message, mask: &[u8; 4]) -> Message {
+    expression(list, "bitwise", |data| {
         data.be32(NFTA_BITWISE_SREG, FIRST)
             .be32(NFTA_BITWISE_DREG, FIRST)
             .be32(NFTA_BITWISE_LEN, 4)
-            .nested(NFTA_BITWISE_MASK, |data| value(data, &mask.to_be_bytes()))
+            .nested(NFTA_BITWISE_MASK, |data| value(data, mask))
             .nested(NFTA_BITWISE_XOR, |data| value(data, &[0; 4]))
-    });
-    compare(list, operator, &(u32::from(network.address) & mask).to_be_bytes())
+    })
 }
 
 fn one_in(list: Message, count: u32) -> Message {

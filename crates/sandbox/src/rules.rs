@@ -2,8 +2,8 @@
 //!
 //! [`interception`] is equivalent to the iptables rules of Istio's init container, but identifies the sidecar's traffic
 //! by its mark instead of its user id. [`services`] does the work of kube-proxy where no sidecar resolves virtual
-//! addresses. [`egress`] redirects connections out of the mesh to the egress listener. [`crate::nftables`] installs the
-//! rules.
+//! addresses. [`bridge`] does it for the connections that sidecars pass through, and redirects connections out of the mesh
+//! to the egress listener. [`crate::nftables`] installs the rules.
 
 use std::{collections::BTreeMap, net::Ipv4Addr, str::FromStr};
 
@@ -28,6 +28,8 @@ pub(crate) enum Match {
     Port(u16),
     /// True once in `n` times, at random.
     OneIn(u32),
+    /// A rule of this network namespace has changed the destination.
+    Translated,
 }
 
 /// Verdict on the first packet of a connection, and so on the whole connection.
@@ -39,6 +41,8 @@ pub(crate) enum Verdict {
     Redirect(u16),
     /// The destination becomes this address and port.
     To(Ipv4Addr, u16),
+    /// The source becomes this address, so that answers come back the same way.
+    From(Ipv4Addr),
 }
 
 /// A rule: the verdict applies if all conditions hold.
@@ -48,11 +52,12 @@ pub(crate) struct Rule {
     pub(crate) verdict: Verdict,
 }
 
-/// Rules of a pod: for outbound and for inbound connections.
+/// Rules of a network namespace: for outbound and for inbound connections, and for packets that leave it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rules {
     pub(crate) output: Vec<Rule>,
     pub(crate) input: Vec<Rule>,
+    pub(crate) leaving: Vec<Rule>,
 }
 
 /// An IPv4 network, such as `10.0.0.0/8`.
@@ -224,7 +229,7 @@ pub(crate) fn interception(
         None => input.push(tcp(vec![], INBOUND_PORT)),
         Some(ports) => input.extend(ports.iter().map(|port| tcp(vec![Match::Port(*port)], INBOUND_PORT))),
     }
-    Rules { output, input }
+    Rules { output, input, leaving: Vec::new() }
 }
 
 /// Returns rules that send connections for virtual addresses to a backend, each with the same probability.
@@ -248,14 +253,23 @@ pub(crate) fn services<'a>(ports: impl Iterator<Item = &'a VirtualPort>) -> Vec<
     rules
 }
 
+/// Returns the rules of the bridge's namespace, where packets arrive that are for no pod's address. TCP connections to
+/// Services go to a backend, and have the bridge's address `own` as their source. `egress` follows.
+pub(crate) fn bridge(ports: &[VirtualPort], own: Ipv4Addr, egress: Vec<Rule>) -> Rules {
+    let mut input = services(ports.iter().filter(|port| !port.udp));
+    input.extend(egress);
+    let leaving = vec![Rule { conditions: vec![Match::Translated], verdict: Verdict::From(own) }];
+    Rules { output: Vec::new(), input, leaving }
+}
+
 /// Returns rules that redirect TCP connections from `pods` to a port of the bridge's namespace, except those to
 /// `closed` networks.
-pub(crate) fn egress(closed: impl Iterator<Item = Network>, pods: Network, port: u16) -> Rules {
+pub(crate) fn egress(closed: impl Iterator<Item = Network>, pods: Network, port: u16) -> Vec<Rule> {
     let leave = |network| Rule { conditions: vec![Match::To(network)], verdict: Verdict::Leave };
-    let mut input: Vec<Rule> = closed.map(leave).collect();
+    let mut rules: Vec<Rule> = closed.map(leave).collect();
     let conditions = vec![Match::Protocol(TCP), Match::From(pods)];
-    input.push(Rule { conditions, verdict: Verdict::Redirect(port) });
-    Rules { output: Vec::new(), input }
+    rules.push(Rule { conditions, verdict: Verdict::Redirect(port) });
+    rules
 }
 
 #[cfg(test)]
@@ -353,8 +367,8 @@ mod tests {
     fn closed_networks_are_excluded_before_the_redirection() {
         let [pods, closed] = ["10.244.0.0/16", "169.254.0.0/16"].map(|text| text.parse().unwrap());
         let rules = egress([closed].into_iter(), pods, 7000);
-        assert_eq!(rules.input[0], Rule { conditions: vec![Match::To(closed)], verdict: Verdict::Leave });
-        assert_eq!(rules.input[1].conditions, [Match::Protocol(TCP), Match::From(pods)]);
-        assert_eq!((rules.input[1].verdict, rules.output.len()), (Verdict::Redirect(7000), 0));
+        assert_eq!(rules[0], Rule { conditions: vec![Match::To(closed)], verdict: Verdict::Leave });
+        assert_eq!(rules[1].conditions, [Match::Protocol(TCP), Match::From(pods)]);
+        assert_eq!(rules[1].verdict, Verdict::Redirect(7000));
     }
 }
