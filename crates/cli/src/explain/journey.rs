@@ -166,7 +166,13 @@ impl Follower<'_> {
             let result = "IPv6 addresses are not explained: the mesh has IPv4 addresses only".to_owned();
             return Some(JourneyEnd { served: false, status: None, result });
         };
-        if !pod.intercepts_outbound(ip, request.port) {
+        // A listener of a Sidecar with captureMode NONE has a socket of its own.
+        let listening = self
+            .proxies
+            .of(pod)
+            .filter(|_| ip.is_loopback())
+            .and_then(|proxy| proxy.configuration.listening_at(destination).map(ToOwned::to_owned));
+        if listening.is_none() && !pod.intercepts_outbound(ip, request.port) {
             report.notes.push(match pod.sidecar {
                 false => "the client has no sidecar: its connections are not changed".to_owned(),
                 true => format!(
@@ -181,7 +187,7 @@ impl Follower<'_> {
             let result = "the control plane refuses the client's sidecar".to_owned();
             return Some(JourneyEnd { served: false, status: None, result });
         };
-        let explained = self.explain(&proxy, OUTBOUND, &arriving);
+        let explained = self.explain(&proxy, listening.as_deref().unwrap_or(OUTBOUND), &arriving);
         let place = Place { pod, proxy: &proxy, direction: "outbound" };
         let hop = self.hop(&place, &explained, &arriving);
         let end = self.end(&hop, &explained);
@@ -417,10 +423,11 @@ impl Follower<'_> {
             return vec![destination(&target.cluster, share, names, 1, payload, end)];
         }
         let groups = self.groups(&report.endpoints);
-        let all: usize = groups.iter().map(|(_, count)| count).sum();
+        let all: u64 = groups.iter().map(|group| group.weight).sum();
         let source = SocketAddr::new(pod.address.into(), CLIENT_PORT);
-        let followed = groups.iter().take(MAX_WORKLOADS).flat_map(|(endpoint, count)| {
-            let part = share * ratio(*count, all);
+        let followed = groups.iter().take(MAX_WORKLOADS).flat_map(|group| {
+            let EndpointGroup { endpoint, count, weight, .. } = group;
+            let part = share * *weight as f64 / all.max(1) as f64;
             let Ok(address) = endpoint.address.parse() else {
                 let end = outside(&endpoint.address);
                 return vec![destination(
@@ -463,9 +470,9 @@ impl Follower<'_> {
         Some(found.map(of_cluster).collect())
     }
 
-    /// Returns an endpoint for each workload among the candidates, with the number of its endpoints.
-    fn groups<'e>(&self, endpoints: &'e [EndpointReport]) -> Vec<(&'e EndpointReport, usize)> {
-        let mut groups: Vec<(String, &EndpointReport, usize)> = Vec::new();
+    /// Returns the workloads among the candidates.
+    fn groups<'e>(&self, endpoints: &'e [EndpointReport]) -> Vec<EndpointGroup<'e>> {
+        let mut groups: Vec<EndpointGroup<'e>> = Vec::new();
         for endpoint in endpoints.iter().filter(|endpoint| endpoint.is_candidate) {
             let address = endpoint.address.parse::<SocketAddr>().ok();
             let pod = address.and_then(|address| self.proxies.mesh.pod_at(address.ip()));
@@ -473,12 +480,16 @@ impl Follower<'_> {
                 (Some(pod), Some(address)) => format!("{} {}", pod.owner, address.port()),
                 _ => endpoint.address.clone(),
             };
-            match groups.iter_mut().find(|(known, ..)| *known == key) {
-                Some((.., count)) => *count += 1,
-                None => groups.push((key, endpoint, 1)),
+            let weight = u64::from(endpoint.weight);
+            match groups.iter_mut().find(|known| known.key == key) {
+                Some(known) => {
+                    known.count += 1;
+                    known.weight += weight;
+                }
+                None => groups.push(EndpointGroup { key, endpoint, count: 1, weight }),
             }
         }
-        groups.into_iter().map(|(_, endpoint, count)| (endpoint, count)).collect()
+        groups
     }
 
     /// Follows a connection at its destination.
@@ -546,6 +557,15 @@ fn answered(to: Destination) -> Destination {
     }
     let result = format!("{}; the proxy before it responds with {UNAVAILABLE}", to.result);
     Destination { status: Some(UNAVAILABLE), result, ..to }
+}
+
+/// Endpoints of a cluster that are the same port of one workload.
+struct EndpointGroup<'e> {
+    key: String,
+    /// One of them.
+    endpoint: &'e EndpointReport,
+    count: usize,
+    weight: u64,
 }
 
 fn destination(

@@ -15,6 +15,8 @@ use super::report::{
 const WIDTH: usize = 100;
 /// Width of labels.
 const LABEL: usize = 15;
+/// Beginning of the names of rules of CUSTOM policies, as in Istio.
+const CUSTOM: &str = "istio-ext-authz-";
 /// Maximum number of routes that do not match, and of endpoints, in a list.
 const MAX_LISTED: usize = 12;
 
@@ -274,11 +276,15 @@ impl Text<'_> {
                 (true, false) => "would admit (dry run)",
                 (false, false) => "would deny (dry run)",
             };
+            // The rules of CUSTOM policies select the requests about which their provider decides.
+            let is_custom = !filter.enforced && filter.matched.starts_with(CUSTOM);
+            let verdict = if is_custom { "its provider decides" } else { verdict };
+            let action = if is_custom { "CUSTOM" } else { &filter.action };
             let rule = match filter.matched.as_str() {
                 "" => "no rule matches".to_owned(),
                 rule => format!("rule {rule} matches"),
             };
-            self.field("policy", &format!("{} {verdict}: {rule}", filter.action));
+            self.field("policy", &format!("{action} {verdict}: {rule}"));
         }
         let refuses = !filter.allowed && filter.matched.is_empty() && !filter.unmatched.is_empty();
         if !refuses {

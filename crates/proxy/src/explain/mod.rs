@@ -200,6 +200,15 @@ impl ProxyConfiguration {
         bound.flat_map(|listener| listener.addresses.iter().map(SocketAddr::port)).collect()
     }
 
+    /// Returns the listener that has a socket at this address.
+    pub fn listening_at(&self, address: SocketAddr) -> Option<&str> {
+        let is_at = |bound: &SocketAddr| {
+            bound.port() == address.port() && (bound.ip() == address.ip() || bound.ip().is_unspecified())
+        };
+        let mut listeners = self.snapshot.listeners.by_name.values().filter(|listener| listener.bind);
+        listeners.find(|listener| listener.addresses.iter().any(is_at)).map(|listener| &*listener.name)
+    }
+
     /// Explains a request on a connection that the listener `entry` accepts, such as `virtualOutbound`. A connection
     /// without a request has no head.
     pub fn explain(
