@@ -1,8 +1,8 @@
 //! Diagnostics of the control plane about the configuration, from its admin page.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use skysail_sandbox::http;
 
 /// A diagnostic as printed.
@@ -15,6 +15,8 @@ pub(crate) struct Diagnostic {
 }
 
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum number of different messages of proxies that are shown.
+const MAX_REFUSALS: usize = 20;
 
 /// An entry of `/debug/config_errors`.
 #[derive(Debug, Deserialize)]
@@ -31,11 +33,51 @@ struct Finding {
     code: String,
 }
 
-/// Requests the current diagnostics; `None` if the control plane does not answer.
+/// A proxy in `/debug/syncz`.
+#[derive(Debug, Deserialize)]
+struct ProxyState {
+    /// Node id, `sidecar~ADDRESS~POD.NAMESPACE~…`.
+    proxy: String,
+    types: BTreeMap<String, TypeState>,
+}
+
+/// State of a type of resources at a proxy.
+#[derive(Debug, Deserialize)]
+struct TypeState {
+    /// Error message of the last response, if the proxy has rejected it.
+    #[serde(default)]
+    error: String,
+}
+
+/// Requests the current diagnostics, and what proxies refuse; `None` if the control plane does not answer.
 pub(crate) async fn request(control: SocketAddr) -> Option<Vec<Diagnostic>> {
-    let (status, body) = http::get(control, "/debug/config_errors", TIMEOUT).await.ok()?;
-    let findings: Vec<Finding> = serde_json::from_str(&body).ok().filter(|_| status == 200)?;
-    Some(findings.into_iter().map(Diagnostic::from).collect())
+    let findings: Vec<Finding> = page(control, "/debug/config_errors").await?;
+    let proxies: Vec<ProxyState> = page(control, "/debug/syncz").await?;
+    Some(findings.into_iter().map(Diagnostic::from).chain(refusals(&proxies)).collect())
+}
+
+async fn page<T: DeserializeOwned>(control: SocketAddr, path: &str) -> Option<T> {
+    let (status, body) = http::get(control, path, TIMEOUT).await.ok()?;
+    serde_json::from_str(&body).ok().filter(|_| status == 200)
+}
+
+/// Returns an error for each message with which proxies refuse resources.
+fn refusals(proxies: &[ProxyState]) -> Vec<Diagnostic> {
+    let mut by_error: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
+    for ProxyState { proxy, types } in proxies {
+        for (kind, TypeState { error }) in types.iter().filter(|(_, state)| !state.error.is_empty()) {
+            let name = proxy.split('~').nth(2).unwrap_or(proxy);
+            by_error.entry((kind, error)).or_default().push(name);
+        }
+    }
+    let described = by_error.into_iter().map(|((kind, error), names)| {
+        let (first, others) = (names.first().copied().unwrap_or_default(), names.len().saturating_sub(1));
+        let (pod, namespace) = first.rsplit_once('.').unwrap_or((first, ""));
+        let others = if others == 0 { String::new() } else { format!(" and of {others} other pods") };
+        let text = format!("the proxy of {namespace}/{pod}{others} refuses resources ({kind}): {error}");
+        Diagnostic { severity: "error".to_owned(), text }
+    });
+    described.take(MAX_REFUSALS).collect()
 }
 
 impl From<Finding> for Diagnostic {
