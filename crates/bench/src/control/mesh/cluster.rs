@@ -32,11 +32,11 @@ const REMOVAL: Duration = Duration::from_secs(300);
 
 /// The objects in the cluster. Errors of [`Cluster::put`] are returned by [`Cluster::finish`].
 pub(crate) struct Cluster {
-    requests: mpsc::UnboundedSender<Request>,
+    requests: mpsc::UnboundedSender<ClusterRequest>,
     failure: Arc<Mutex<Option<anyhow::Error>>>,
 }
 
-enum Request {
+enum ClusterRequest {
     /// Objects of a file, which replace those that it had.
     Put {
         file: String,
@@ -81,7 +81,7 @@ impl Cluster {
         let failed = Arc::clone(&failure);
         let run = move || {
             runtime.block_on(async {
-                match Connection::open(kubeconfig, namespaces).await {
+                match ClusterWriter::open(kubeconfig, namespaces).await {
                     Ok(connection) => {
                         _ = begun.send(Ok(()));
                         connection.serve(received, &failed).await;
@@ -97,7 +97,7 @@ impl Cluster {
 
     /// Begins to replace the objects of a file.
     pub(super) fn put(&self, file: &str, objects: Vec<Value>) -> anyhow::Result<()> {
-        self.send(Request::Put { file: file.to_owned(), objects })
+        self.send(ClusterRequest::Put { file: file.to_owned(), objects })
     }
 
     /// Waits until all objects are written.
@@ -105,7 +105,11 @@ impl Cluster {
     /// # Errors
     /// One of them could not be written.
     pub(crate) fn finish(&self) -> anyhow::Result<()> {
-        self.ask(Request::Finish)?;
+        self.ask(ClusterRequest::Finish)?;
+        self.failure()
+    }
+
+    fn failure(&self) -> anyhow::Result<()> {
         match self.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(error) => Err(error),
             None => Ok(()),
@@ -114,15 +118,16 @@ impl Cluster {
 
     /// Deletes all objects. The cluster removes them later.
     pub(crate) fn end(&self) -> anyhow::Result<()> {
-        self.ask(Request::End)
+        self.ask(ClusterRequest::End)?;
+        self.failure()
     }
 
     /// Returns the load of the API server.
     pub(crate) fn load(&self) -> anyhow::Result<ApiServerLoad> {
-        self.ask(Request::Load)?
+        self.ask(ClusterRequest::Load)?
     }
 
-    fn ask<T>(&self, request: impl FnOnce(oneshot::Sender<T>) -> Request) -> anyhow::Result<T> {
+    fn ask<T>(&self, request: impl FnOnce(oneshot::Sender<T>) -> ClusterRequest) -> anyhow::Result<T> {
         let (answer, mut answered) = oneshot::channel();
         self.send(request(answer))?;
         // A blocking receive would panic within a runtime.
@@ -135,20 +140,20 @@ impl Cluster {
         }
     }
 
-    fn send(&self, request: Request) -> anyhow::Result<()> {
+    fn send(&self, request: ClusterRequest) -> anyhow::Result<()> {
         self.requests.send(request).ok().context("the thread of the cluster has ended")
     }
 }
 
 /// The thread's part.
-struct Connection {
+struct ClusterWriter {
     client: Client,
     namespaces: BTreeSet<String>,
     /// Keys of the objects of each file.
     files: HashMap<String, BTreeSet<Key>>,
 }
 
-impl Connection {
+impl ClusterWriter {
     async fn open(kubeconfig: Kubeconfig, namespaces: BTreeSet<String>) -> anyhow::Result<Self> {
         let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
         let server = config.cluster_url.to_string();
@@ -193,7 +198,7 @@ impl Connection {
 
     async fn serve(
         mut self,
-        mut requests: mpsc::UnboundedReceiver<Request>,
+        mut requests: mpsc::UnboundedReceiver<ClusterRequest>,
         failure: &Mutex<Option<anyhow::Error>>,
     ) {
         let note = |result: anyhow::Result<()>| {
@@ -204,15 +209,15 @@ impl Connection {
         while let Some(request) = requests.recv().await {
             // The other side has left if it does not receive an answer.
             match request {
-                Request::Put { file, objects } => {
+                ClusterRequest::Put { file, objects } => {
                     note(self.put(&file, objects).await.with_context(|| format!("objects of {file}")));
                 }
-                Request::Finish(answer) => _ = answer.send(()),
-                Request::End(answer) => {
+                ClusterRequest::Finish(answer) => _ = answer.send(()),
+                ClusterRequest::End(answer) => {
                     note(self.end().await);
                     _ = answer.send(());
                 }
-                Request::Load(answer) => _ = answer.send(self.load().await),
+                ClusterRequest::Load(answer) => _ = answer.send(self.load().await),
             }
         }
     }
