@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use kube::{
     Api, Client, Config,
@@ -77,7 +77,7 @@ impl Cluster {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (requests, received) = mpsc::unbounded_channel();
         let failure: Arc<Mutex<Option<anyhow::Error>>> = Arc::default();
-        let (begun, connected) = std::sync::mpsc::channel();
+        let (begun, connected) = oneshot::channel();
         let failed = Arc::clone(&failure);
         let run = move || {
             runtime.block_on(async {
@@ -91,7 +91,7 @@ impl Cluster {
             });
         };
         std::thread::Builder::new().name("kubernetes".into()).spawn(run)?;
-        connected.recv().context("the thread of the cluster has ended")??;
+        waited(connected)??;
         Ok(Self { requests, failure })
     }
 
@@ -127,22 +127,21 @@ impl Cluster {
         self.ask(ClusterRequest::Load)?
     }
 
-    fn ask<T>(&self, request: impl FnOnce(oneshot::Sender<T>) -> ClusterRequest) -> anyhow::Result<T> {
-        let (answer, mut answered) = oneshot::channel();
+    fn ask<T: Send>(&self, request: impl FnOnce(oneshot::Sender<T>) -> ClusterRequest) -> anyhow::Result<T> {
+        let (answer, answered) = oneshot::channel();
         self.send(request(answer))?;
-        // A blocking receive would panic within a runtime.
-        loop {
-            match answered.try_recv() {
-                Ok(answer) => return Ok(answer),
-                Err(oneshot::error::TryRecvError::Empty) => std::thread::sleep(Duration::from_millis(1)),
-                Err(oneshot::error::TryRecvError::Closed) => bail!("the thread of the cluster has ended"),
-            }
-        }
+        waited(answered)
     }
 
     fn send(&self, request: ClusterRequest) -> anyhow::Result<()> {
         self.requests.send(request).ok().context("the thread of the cluster has ended")
     }
+}
+
+/// Waits for an answer. The caller runs within a runtime, where a thread may not block on a channel.
+fn waited<T: Send>(answer: oneshot::Receiver<T>) -> anyhow::Result<T> {
+    let waits = std::thread::scope(|scope| scope.spawn(|| answer.blocking_recv()).join());
+    waits.ok().and_then(Result::ok).context("the thread of the cluster has ended")
 }
 
 /// The thread's part.
