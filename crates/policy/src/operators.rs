@@ -245,9 +245,9 @@ pub fn parse(format: &str) -> Result<Vec<Piece<'_>>, MalformedOperator> {
     let mut pieces = Vec::new();
     let mut rest = format;
     while let Some((before, after)) = rest.split_once('%') {
-        if after.starts_with('%') {
+        if let Some(following) = after.strip_prefix('%') {
             pieces.push(Piece::Text(&rest[..=before.len()]));
-            rest = &after[1..];
+            rest = following;
             continue;
         }
         if !before.is_empty() {

@@ -279,7 +279,7 @@ impl Text<'_> {
             // The rules of CUSTOM policies select the requests about which their provider decides.
             let is_custom = !filter.enforced && filter.matched.starts_with(CUSTOM);
             let verdict = if is_custom { "its provider decides" } else { verdict };
-            let action = if is_custom { "CUSTOM" } else { &filter.action };
+            let action = if is_custom { "CUSTOM" } else { filter.action };
             let rule = match filter.matched.as_str() {
                 "" => "no rule matches".to_owned(),
                 rule => format!("rule {rule} matches"),
