@@ -241,6 +241,73 @@ fn the_examples_have_no_findings() {
     }
 }
 
+/// Correct objects that had a finding once.
+const CORRECT: &str = "
+apiVersion: networking.k8s.io/v1
+kind: Ingress
+metadata: {name: a}
+spec:
+  ingressClassName: istio
+  rules: [{host: a.example.com, http: {paths: [{path: /, pathType: Prefix, backend: {service: {name: web, port: {number: 80}}}}]}}]
+---
+apiVersion: networking.k8s.io/v1
+kind: Ingress
+metadata: {name: b}
+spec:
+  ingressClassName: istio
+  rules: [{host: b.example.com, http: {paths: [{path: /, pathType: Prefix, backend: {service: {name: web, port: {number: 80}}}}]}}]
+---
+apiVersion: networking.k8s.io/v1
+kind: IngressClass
+metadata: {name: istio}
+spec: {controller: istio.io/ingress-controller}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {selector: {app: web}, ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web, labels: {app: web}}
+spec: {containers: [{name: web, image: web, ports: [{containerPort: 8080}]}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: istio-ingressgateway, namespace: istio-system}
+spec:
+  selector: {istio: ingressgateway}
+  ports: [{name: http2, port: 80, targetPort: 8080}, {name: https, port: 443, targetPort: 8443}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: edge, namespace: istio-system, labels: {istio: ingressgateway}}
+spec: {containers: [{name: istio-proxy, image: auto, ports: [{containerPort: 8080}, {containerPort: 8443}]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: edge, namespace: istio-system}
+spec:
+  selector: {istio: ingressgateway}
+  servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: [c.example.com]}]
+---
+apiVersion: security.istio.io/v1
+kind: RequestAuthentication
+metadata: {name: edge, namespace: istio-system}
+spec:
+  selector: {matchLabels: {istio: ingressgateway}}
+  jwtRules: [{issuer: a.example.com, jwksUri: 'https://a.example.com/keys'}]
+";
+
+#[test]
+fn correct_objects_have_no_findings() {
+    let findings = analyze(&[("correct.yaml".to_owned(), CORRECT.to_owned())]);
+    let found = findings.iter().filter(|finding| finding.severity != Severity::Info);
+    // No policy demands a token.
+    let found = found.filter(|finding| finding.code != Code::NoTokens);
+    assert_eq!(found.map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
+}
+
 #[test]
 fn an_annotation_suppresses_findings_about_its_object() {
     let rule = |codes: &str| {

@@ -57,6 +57,19 @@ const MAP: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata:\n
 fn service(index: usize) -> String {
     format!("apiVersion: v1, kind: Service, metadata: {{name: s{index}}}, spec: {{ports: [{{port: 80}}]}}")
 }
+/// Returns a VirtualService for a host, with 200 routes to hosts that do not exist.
+fn rule_of(host: &str, index: usize) -> String {
+    let mut text = format!(
+        "---\napiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: a{index}}}\nspec:\n  \
+         hosts: [{host}]\n  http:\n"
+    );
+    for route in 0..200 {
+        text.push_str(&format!(
+            "  - {{match: [{{uri: {{exact: /{route}}}}}], route: [{{destination: {{host: b{index}x{route}}}}}]}}\n"
+        ));
+    }
+    text
+}
 
 fn aliases() -> String {
     let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
@@ -131,6 +144,9 @@ const TEXTS: &[Text] = &[
     }),
     ("ports of a Service", || fill(SERVICE, "  - {port: 1, name: a}\n", "")),
     ("items of no list", || fill("kind: Gateway\nitems:\n", "- {a: {b: 1, c: d}, e: [f]}\n", "")),
+    // Valid objects take memory in proportion, so these texts have 2 MB.
+    ("routes to unknown hosts", || (0..130).map(|i| rule_of(&format!("a{i}"), i)).collect()),
+    ("rules of one host", || (0..130).map(|i| rule_of("a", i)).collect()),
     ("control characters", || fill("a: \"", "\u{1}", "\"\n")),
 ];
 

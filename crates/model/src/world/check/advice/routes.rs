@@ -76,13 +76,11 @@ impl Report<'_> {
         for (rule, (matches, takes_all)) in rules.enumerate().take(MAX_RULES) {
             let matches = if matches.is_empty() { &any[..] } else { matches };
             let matches = || matches.iter().enumerate().take(MAX_RULES);
-            let is_whole = |of: usize| {
-                let known = || seen.iter().filter(|(earlier, ..)| *earlier == of);
-                matches().all(|(_, matched)| known().any(|(.., wide)| covers(wide, matched)))
+            let is_whole = |earlier: &[(usize, usize, &T)]| {
+                matches().all(|(_, matched)| earlier.iter().any(|(.., wide)| covers(wide, matched)))
             };
             // A rule that an earlier one covers as a whole is reported as unreachable.
-            let mut earlier = seen.chunk_by(|one, other| one.0 == other.0).filter_map(|of| of.first());
-            if earlier.any(|(of, ..)| is_whole(*of)) {
+            if seen.chunk_by(|one, other| one.0 == other.0).any(is_whole) {
                 continue;
             }
             for (index, matched) in matches() {
