@@ -3,8 +3,6 @@
 
 use std::fmt;
 
-use chrono::format::{Item, StrftimeItems};
-
 /// Operators of skysail-proxy without an argument.
 const PLAIN: [&str; 44] = [
     "BYTES_RECEIVED",
@@ -214,27 +212,38 @@ impl fmt::Display for MalformedOperator {
 }
 
 impl Operator<'_> {
-    /// Returns who knows the operator with an argument, or without.
+    /// Returns who knows the operator with its argument, or without.
     pub fn support(&self) -> OperatorSupport {
-        let is_ours = match self.argument {
-            None => PLAIN.contains(&self.name),
-            Some(format) if self.name == "START_TIME" => is_time_format(format),
-            Some(argument) => WITH_ARGUMENT.contains(&self.name) && !argument.is_empty(),
-        };
-        if is_ours {
-            OperatorSupport::All
-        } else if [&PLAIN[..], &WITH_ARGUMENT, &FURTHER].iter().any(|names| names.contains(&self.name)) {
-            OperatorSupport::EnvoyOnly
-        } else {
-            OperatorSupport::Unknown
+        let known = |names: &[&str]| names.contains(&self.name);
+        match self.argument {
+            None | Some("") if known(&WITH_ARGUMENT) => OperatorSupport::Unknown,
+            Some(_) if known(&WITH_ARGUMENT) => OperatorSupport::All,
+            None if known(&PLAIN) => OperatorSupport::All,
+            Some(format) if self.name == "START_TIME" && is_time_format(format) => OperatorSupport::All,
+            // Some of these take an argument in Envoy.
+            _ if known(&PLAIN) || known(&FURTHER) => OperatorSupport::EnvoyOnly,
+            _ => OperatorSupport::Unknown,
         }
     }
 }
 
-/// Returns whether a format of times can be written. Envoy has the conversions of `strftime` and digits of a second, as
-/// chrono has.
+/// Returns whether a format of times can be written: with conversions of `strftime`, and with `%f`, `%3f`, `%6f` and `%9f`
+/// for the digits of a second.
 fn is_time_format(format: &str) -> bool {
-    !format.is_empty() && StrftimeItems::new(format).all(|item| !matches!(item, Item::Error))
+    const CONVERSIONS: &str = "aAbBCdDeFfhHIjmMnpRsStTuUyYzZ%";
+    let mut conversions = format.split('%').skip(1);
+    let mut is_known = !format.is_empty();
+    while let Some(conversion) = conversions.next() {
+        let end = conversion.trim_start_matches(['3', '6', '9']);
+        is_known &= match (conversion.chars().next(), end.chars().next()) {
+            // `%%`: what follows is plain text.
+            (None, _) => conversions.next().is_some(),
+            (Some(first), _) if CONVERSIONS.contains(first) => true,
+            (Some(_), Some('f')) => end.len() + 1 == conversion.len(),
+            _ => false,
+        };
+    }
+    is_known
 }
 
 /// Splits a format into plain text and operators; `%%` is a percent sign.
@@ -263,22 +272,37 @@ pub fn parse(format: &str) -> Result<Vec<Piece<'_>>, MalformedOperator> {
     Ok(pieces)
 }
 
-/// Splits at the percent sign that closes an operator. The argument may contain percent signs
-/// (`%START_TIME(%Y-%m-%d)%`), so parentheses are parsed first.
+/// Returns whether a format is valid, and Envoy knows all of its operators.
+pub fn are_known(format: &str) -> bool {
+    let is_known = |piece: &Piece<'_>| match piece {
+        Piece::Text(_) => true,
+        Piece::Operator(operator) => operator.support() != OperatorSupport::Unknown,
+    };
+    parse(format).is_ok_and(|pieces| pieces.iter().all(is_known))
+}
+
+/// Splits at the percent sign that closes an operator. As in Envoy, an argument ends at the first bracket that can close
+/// it: it may contain percent signs (`%START_TIME(%Y-%m-%d)%`) and brackets (`%CEL(size(request.headers))%`).
 fn operator(text: &str) -> Option<(Operator<'_>, &str)> {
     let name_end = text.find(|c: char| !(c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_'))?;
-    let (name, mut rest) = text.split_at(name_end);
-    let mut argument = None;
-    if let Some(after) = rest.strip_prefix('(') {
-        let (inside, after) = after.split_once(')')?;
-        (argument, rest) = (Some(inside), after);
-    }
-    let (length, rest) = rest.split_once('%')?;
-    let max_len = match length {
-        "" => None,
-        length => Some(length.strip_prefix(':')?.parse().ok()?),
+    let (name, rest) = text.split_at(name_end);
+    let (argument, max_len, rest) = match rest.strip_prefix('(') {
+        None => closed(rest).map(|(max_len, rest)| (None, max_len, rest))?,
+        Some(inside) => inside.match_indices(')').find_map(|(end, _)| {
+            closed(&inside[end + 1..]).map(|(max_len, rest)| (Some(&inside[..end]), max_len, rest))
+        })?,
     };
     (!name.is_empty()).then_some((Operator { name, argument, max_len }, rest))
+}
+
+/// Reads a maximum length and the percent sign that closes an operator. Returns the text behind it.
+fn closed(text: &str) -> Option<(Option<usize>, &str)> {
+    if let Some(rest) = text.strip_prefix('%') {
+        return Some((None, rest));
+    }
+    let (length, rest) = text.strip_prefix(':')?.split_once('%')?;
+    let is_number = length.bytes().all(|byte| byte.is_ascii_digit());
+    Some((Some(length.parse().ok().filter(|_| is_number)?), rest))
 }
 
 #[cfg(test)]
@@ -297,7 +321,11 @@ mod tests {
             operator("REQ", Some("X-A?:PATH"), Some(10)),
         ];
         assert_eq!(parsed, expected);
-        for bad in ["%", "100%", "%REQ(A", "%REQ(A)", "%REQ(A):x%", "%req(A)%", "% %", "%(A)%"] {
+        let nested = parse("%CEL(size(request.headers) > 0 ? '%' : ')')%%CEL(a(b)):5%").unwrap();
+        let argument = "size(request.headers) > 0 ? '%' : ')'";
+        assert_eq!(nested, [operator("CEL", Some(argument), None), operator("CEL", Some("a(b)"), Some(5))]);
+        for bad in ["%", "%REQ(A):+5%", "100%", "%REQ(A", "%REQ(A)", "%REQ(A):x%", "%req(A)%", "% %", "%(A)%"]
+        {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }
@@ -306,9 +334,14 @@ mod tests {
     fn operators_are_known_by_name_and_argument() {
         let support = |name, argument| Operator { name, argument, max_len: None }.support();
         assert_eq!(support("REQ", Some("A")), OperatorSupport::All);
-        assert_eq!(support("REQ", None), OperatorSupport::EnvoyOnly);
+        assert_eq!(support("REQ", None), OperatorSupport::Unknown);
+        assert_eq!(support("REQ", Some("")), OperatorSupport::Unknown);
+        assert_eq!(support("RESPONSE_CODE_DETAILS", Some("ALLOW_WHITESPACES")), OperatorSupport::EnvoyOnly);
         assert_eq!(support("START_TIME", Some("%Y-%m-%dT%H:%M:%S.%3f%z %s")), OperatorSupport::All);
-        assert_eq!(support("START_TIME", Some("%1f")), OperatorSupport::EnvoyOnly);
+        for format in ["%1f", "%.3f", "%:z", "%", "%Q", "%39f", ""] {
+            assert_eq!(support("START_TIME", Some(format)), OperatorSupport::EnvoyOnly, "{format}");
+        }
+        assert_eq!(support("START_TIME", Some("%%%H%%x")), OperatorSupport::All);
         assert_eq!(support("REQUEST_DURATION", None), OperatorSupport::EnvoyOnly);
         assert_eq!(support("NOSUCH", None), OperatorSupport::Unknown);
         let mut all: Vec<&str> = [&PLAIN[..], &WITH_ARGUMENT, &FURTHER].concat();
