@@ -13,7 +13,12 @@ mod report;
 mod target;
 mod tokens;
 
-use std::{collections::BTreeSet, net::SocketAddr, rc::Rc, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    rc::Rc,
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
@@ -202,11 +207,12 @@ impl ProxyConfiguration {
 
     /// Returns the listener that has a socket at this address.
     pub fn listening_at(&self, address: SocketAddr) -> Option<&str> {
-        let is_at = |bound: &SocketAddr| {
-            bound.port() == address.port() && (bound.ip() == address.ip() || bound.ip().is_unspecified())
+        let find = |ip: IpAddr| {
+            let at = SocketAddr::new(ip, address.port());
+            let mut listeners = self.snapshot.listeners.by_name.values().filter(|listener| listener.bind);
+            listeners.find(|listener| listener.addresses.contains(&at)).map(|listener| &*listener.name)
         };
-        let mut listeners = self.snapshot.listeners.by_name.values().filter(|listener| listener.bind);
-        listeners.find(|listener| listener.addresses.iter().any(is_at)).map(|listener| &*listener.name)
+        find(address.ip()).or_else(|| find(Ipv4Addr::UNSPECIFIED.into()))
     }
 
     /// Explains a request on a connection that the listener `entry` accepts, such as `virtualOutbound`. A connection

@@ -150,7 +150,7 @@ fn tag(proto: &TagProto) -> Result<TagValue> {
                 _ => TagValue::Literal(otherwise),
             }
         }
-        Type::Value(format) => TagValue::Format(text::format(format).at("value")?),
+        Type::Value(format) => TagValue::Format(text::lenient_format(format).at("value")?),
     })
 }
 
