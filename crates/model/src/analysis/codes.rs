@@ -144,6 +144,9 @@ codes! {
     InvalidFormat "SKY0129" Error ["IST0106"]
         "A percent sign in the text begins no command operator that Envoy has."
         "Use an operator such as `%REQ(NAME)%`, or write `%%` for a percent sign."
+    InvalidLogFormat "SKY0130" Warning ["IST0133"]
+        "The format of an access log is no JSON, or has an operator that Envoy does not have. The default is used in its place."
+        "Correct the format, and write `%%` for a percent sign."
 
     // Routing.
     RouteWithoutAction "SKY0201" Error ["IST0106"]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use skysail_policy::operators;
 use skysail_xds::{
     envoy::pb::{
         envoy::{
@@ -144,12 +145,13 @@ pub(super) fn of_provider(world: &World, provider: &ExtensionProvider) -> Option
     };
     let common = common(world, (&als.service, als.port), &als.log_name, "otel_envoy_accesslog", state)?;
     let format = als.log_format.as_ref();
-    let body = format.map(|format| format.text.as_str()).filter(|text| !text.is_empty()).unwrap_or(TEXT);
+    let body = format.map(|format| format.text.as_str()).filter(|text| !text.is_empty());
+    let body = body.filter(|text| operators::are_known(text)).unwrap_or(TEXT);
     let labels = format.map(|format| &format.labels).filter(|labels| !labels.is_empty());
     let text = |text: &str| AnyValue { value: Some(any_value::Value::StringValue(text.to_owned())) };
     let attribute = |(key, value): (&String, &serde_json::Value)| KeyValue {
         key: key.clone(),
-        value: Some(text(value.as_str().unwrap_or_default())),
+        value: Some(text(usable(value.as_str().unwrap_or_default()))),
         ..Default::default()
     };
     let sorted = labels.map(|labels| labels.iter().collect::<BTreeMap<_, _>>());
@@ -235,9 +237,14 @@ fn format(mesh: &MeshConfig) -> core::SubstitutionFormatString {
     }
 }
 
-/// Returns a text format; the default one if it is empty.
+/// Returns a text, or a missing value if it has an unknown operator: proxies would refuse their listeners.
+fn usable(text: &str) -> &str {
+    if operators::are_known(text) { text } else { "-" }
+}
+
+/// Returns a text format; the default one if it is empty, or has an unknown operator.
 fn text_format(text: &str) -> core::SubstitutionFormatString {
-    let text = if text.is_empty() { TEXT } else { text };
+    let text = if text.is_empty() || !operators::are_known(text) { TEXT } else { text };
     let text = if text.ends_with('\n') { text.to_owned() } else { format!("{text}\n") };
     let source = core::DataSource {
         specifier: Some(core::data_source::Specifier::InlineString(text)),
@@ -272,7 +279,7 @@ fn to_value(value: serde_json::Value) -> Value {
         Json::Null => Kind::NullValue(0),
         Json::Bool(value) => Kind::BoolValue(value),
         Json::Number(value) => Kind::NumberValue(value.as_f64().unwrap_or_default()),
-        Json::String(value) => Kind::StringValue(value),
+        Json::String(value) => Kind::StringValue(usable(&value).to_owned()),
         Json::Array(values) => {
             Kind::ListValue(ListValue { values: values.into_iter().map(to_value).collect() })
         }

@@ -118,9 +118,9 @@ fn mesh_log_format(mesh: &MeshConfig, findings: &mut Findings) {
         LogEncoding::Json => match serde_json::from_str::<serde_json::Map<_, _>>(text) {
             Ok(fields) => formats::log_fields(&fields, field, findings),
             Err(error) => {
-                let message = format!("is not a JSON object: {error}");
+                let message = format!("is not a JSON object, so the default format is used: {error}");
                 findings.add(
-                    Code::InvalidFormat,
+                    Code::InvalidLogFormat,
                     field,
                     message,
                     "write an object, or set accessLogEncoding: TEXT",

@@ -18,6 +18,7 @@ pub(crate) fn telemetry(spec: &Telemetry) -> Vec<Finding> {
     for (index, one) in spec.tracing.iter().enumerate() {
         tracing(one, &format!("spec.tracing[{index}]"), &mut findings);
     }
+    let is_checked = expressions(spec, &mut findings);
     for (index, metrics) in spec.metrics.iter().enumerate() {
         let field = format!("spec.metrics[{index}]");
         providers(&metrics.providers, &field, &mut findings);
@@ -53,7 +54,7 @@ pub(crate) fn telemetry(spec: &Telemetry) -> Vec<Finding> {
                             "remove value",
                         );
                     }
-                    (TagOperation::Upsert, false) => {
+                    (TagOperation::Upsert, false) if is_checked => {
                         formats::expression(&change.value, &format!("{field}.value"), &mut findings);
                     }
                     _ => {}
@@ -64,11 +65,25 @@ pub(crate) fn telemetry(spec: &Telemetry) -> Vec<Finding> {
     for (index, log) in spec.access_logging.iter().enumerate() {
         let field = format!("spec.accessLogging[{index}]");
         providers(&log.providers, &field, &mut findings);
-        if let Some(filter) = &log.filter {
+        if let Some(filter) = log.filter.as_ref().filter(|_| is_checked) {
             formats::expression(&filter.expression, &format!("{field}.filter.expression"), &mut findings);
         }
     }
     findings.done()
+}
+
+/// Counts the CEL expressions. Returns false if there are too many to check.
+fn expressions(spec: &Telemetry, findings: &mut Findings) -> bool {
+    let tags = spec.metrics.iter().flat_map(|of| &of.overrides).flat_map(|of| of.tag_overrides.values());
+    let filters = spec.access_logging.iter().filter(|of| of.filter.is_some());
+    let count = tags.filter(|tag| !tag.value.is_empty()).count() + filters.count();
+    let is_checked = count <= formats::MAX_EXPRESSIONS;
+    if !is_checked {
+        let message =
+            format!("has {count} CEL expressions, at most {} are allowed", formats::MAX_EXPRESSIONS);
+        findings.add(Code::TooMany, "spec", message, "divide it into several objects");
+    }
+    is_checked
 }
 
 fn reporting_interval(metrics: &Metrics, field: &str, findings: &mut Findings) {
@@ -116,7 +131,7 @@ fn tracing(tracing: &Tracing, field: &str, findings: &mut Findings) {
             header_name(&header.name, &format!("{field}.header.name"), findings);
         }
         if let Some(formatter) = &tag.formatter {
-            formats::header_value(&formatter.value, &format!("{field}.formatter.value"), findings);
+            formats::tag_value(&formatter.value, &format!("{field}.formatter.value"), findings);
         }
         if tag.environment.as_ref().is_some_and(|of| of.name.is_empty()) {
             findings.add(Code::EmptyField, format!("{field}.environment.name"), "is empty", "set a variable");
