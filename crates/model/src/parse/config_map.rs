@@ -8,7 +8,7 @@ use skysail_yaml::{Node, Value, documents};
 
 use super::{
     Reading, Taken,
-    decode::{Decoded, decode_proto},
+    decode::{Decoded, decode_proto, rename},
     field_error::{FieldError, InvalidField, path_text},
     lines::find_line,
 };
@@ -96,7 +96,9 @@ impl Reading {
                 return None;
             }
         };
-        let decoded: Decoded<T> = decode_proto(&root);
+        let mut root = root;
+        let mut decoded: Decoded<T> = decode_proto(&root);
+        rename(&mut root, std::mem::take(&mut decoded.renamed));
         let invalid: Vec<InvalidField> = decoded.errors.iter().map(FieldError::invalid).collect();
         let mut refused = !invalid.is_empty();
         for error in decoded.errors {
@@ -106,7 +108,8 @@ impl Reading {
         let unknown: Vec<String> = decoded.unknown.iter().map(|found| path_text(&found.path)).collect();
         for unknown in decoded.unknown {
             let field = path_text(&unknown.path);
-            let listed = if key == mesh_config::KEY { mesh_setting(&field) } else { None };
+            let camel = unknown.invalid().path;
+            let listed = if key == mesh_config::KEY { mesh_setting(&camel) } else { None };
             let is_typo = listed.is_none() && unknown.remedy.starts_with("did you mean");
             refused |= is_typo;
             if is_typo {

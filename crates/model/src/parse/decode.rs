@@ -25,6 +25,8 @@ pub(crate) struct Decoded<T> {
     pub(crate) errors: Vec<FieldError>,
     /// Unknown fields.
     pub(crate) unknown: Vec<FieldError>,
+    /// Fields of a protobuf message whose names are in snake case, with their names in camel case.
+    pub(super) renamed: Vec<(Vec<Segment>, &'static str)>,
 }
 
 /// Maximum number of errors reported for one object.
@@ -53,18 +55,20 @@ fn decode_form<T: de::DeserializeOwned>(node: &Node, max_unknown: usize, is_prot
     let mut errors = Vec::new();
     let mut rest = None;
     loop {
-        let unknown = RefCell::new(Unknown { fields: Vec::new(), max: max_unknown });
+        let unknown = RefCell::new(Unknown { fields: Vec::new(), max: max_unknown, renamed: Vec::new() });
         let tree = rest.as_ref().unwrap_or(node);
         let reader = NodeReader { node: tree, line: tree.line, path: None, unknown: &unknown, is_proto };
         match T::deserialize(reader) {
             Ok(value) => {
-                return Decoded { value: Some(value), errors, unknown: unknown.into_inner().fields };
+                let Unknown { fields: unknown, renamed, .. } = unknown.into_inner();
+                return Decoded { value: Some(value), errors, unknown, renamed };
             }
             Err(DecodeError(finding)) => {
                 let removed = remove(rest.get_or_insert_with(|| node.clone()), &finding.path);
                 errors.push(*finding);
                 if !removed || errors.len() >= MAX_ERRORS {
-                    return Decoded { value: None, errors, unknown: unknown.into_inner().fields };
+                    let Unknown { fields: unknown, renamed, .. } = unknown.into_inner();
+                    return Decoded { value: None, errors, unknown, renamed };
                 }
             }
         }
@@ -75,6 +79,36 @@ fn decode_form<T: de::DeserializeOwned>(node: &Node, max_unknown: usize, is_prot
 struct Unknown {
     fields: Vec<FieldError>,
     max: usize,
+    renamed: Vec<(Vec<Segment>, &'static str)>,
+}
+
+/// Renames fields to camel case.
+pub(super) fn rename(node: &mut Node, mut renamed: Vec<(Vec<Segment>, &'static str)>) {
+    // The paths have the names before.
+    renamed.sort_by_key(|(path, _)| std::cmp::Reverse(path.len()));
+    for (path, name) in renamed {
+        if let Some(entry) = entry_at(node, &path) {
+            name.clone_into(&mut entry.key);
+        }
+    }
+}
+
+fn entry_at<'n>(node: &'n mut Node, path: &[Segment]) -> Option<&'n mut Entry> {
+    let (last, above) = path.split_last()?;
+    let mut at = node;
+    for segment in above {
+        at = match (segment, &mut at.value) {
+            (Segment::Key(key), Value::Map(entries)) => {
+                &mut entries.iter_mut().find(|entry| entry.key == *key)?.value
+            }
+            (Segment::Index(index), Value::List(nodes)) => nodes.get_mut(*index)?,
+            _ => return None,
+        };
+    }
+    match (last, &mut at.value) {
+        (Segment::Key(key), Value::Map(entries)) => entries.iter_mut().find(|entry| entry.key == *key),
+        _ => None,
+    }
 }
 
 /// Removes the map entry at this path, or the nearest enclosing one. Returns false if there is none.
@@ -459,6 +493,8 @@ impl<'de> de::MapAccess<'de> for Fields<'_> {
             let mut name = entry.key.as_str();
             if let Some(known) = self.known {
                 if let Some(camel) = self.reader.is_proto.then(|| known_camel(name, known)).flatten() {
+                    let path = Path { parent: self.reader.path, key: Some(name), index: 0 };
+                    self.reader.unknown.borrow_mut().renamed.push((path.segments(), camel));
                     name = camel;
                 }
                 if !known.contains(&name) {

@@ -25,7 +25,8 @@ impl FieldError {
 /// A field that was left out of an object that is validated nevertheless.
 #[derive(Debug)]
 pub(super) struct InvalidField {
-    path: String,
+    /// Path in camel case.
+    pub(super) path: String,
     /// The object has another field in its place, which is missing.
     is_unknown: bool,
 }

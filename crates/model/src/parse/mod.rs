@@ -419,7 +419,8 @@ impl Reading {
         if errors.is_empty() {
             errors = others;
         }
-        self.take(node, Decoded { value, errors, unknown }, Code::UnknownKubernetesField)
+        let decoded = Decoded { value, errors, unknown, renamed: Vec::new() };
+        self.take(node, decoded, Code::UnknownKubernetesField)
     }
 
     /// Reads an Istio object. An unknown field is an error, as it is for `kubectl apply`.
