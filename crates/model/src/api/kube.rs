@@ -289,10 +289,11 @@ impl Locality {
 
     /// Returns the locality in the label of a workload, where dots may separate its parts. Source: Istio.
     pub fn of_workload(labels: &Labels) -> Option<Self> {
-        let text =
-            ["topology.istio.io/locality", "istio-locality"].iter().find_map(|name| labels.get(*name))?;
+        let names = ["topology.istio.io/locality", "istio-locality"];
+        let mut texts = names.iter().filter_map(|name| labels.get(*name)).filter(|text| !text.is_empty());
+        let text = texts.next()?;
         let text = if text.contains('/') { text.clone() } else { text.replace('.', "/") };
-        (!text.is_empty()).then(|| Self::parse(&text))
+        Some(Self::parse(&text))
     }
 
     /// Returns the locality in the labels of a Node.

@@ -6,6 +6,9 @@ use super::servers::{GatewayServer, MergedServers};
 use crate::compile::{Scope, pb::route, routes};
 use crate::world::BoundRule;
 
+/// Maximum number of listeners of a port for which requests on the wrong connection get 421.
+const MAX_LISTENERS: usize = 128;
+
 /// A virtual host, and the VirtualServices whose routes it has.
 struct Host {
     name: String,
@@ -31,6 +34,11 @@ pub(super) fn compile(
     for server in servers {
         add_server(scope, merged.rules_of(server), server, &mut made, &mut hosts);
     }
+    let mut others = other_listeners(merged, servers);
+    if !others.is_empty() {
+        let own: Vec<String> = servers.iter().flat_map(GatewayServer::server_names).collect();
+        hosts.retain(|domain, _| !is_of_other(domain, &others, &own));
+    }
     let number = servers.first().map_or(0, |server| server.server.number());
     let mut virtual_hosts: Vec<_> =
         collapse(hosts).into_iter().map(|host| virtual_host(scope, host, &made)).collect();
@@ -39,34 +47,46 @@ pub(super) fn compile(
         let name = format!("blackhole:{number}");
         virtual_hosts.push(route::VirtualHost { name, domains: vec!["*".into()], ..Default::default() });
     }
-    let taken = virtual_hosts.iter().flat_map(|host| &host.domains).map(String::as_str).collect();
-    virtual_hosts.extend(misdirected(scope, merged, servers, &taken));
+    let taken: BTreeSet<&String> = virtual_hosts.iter().flat_map(|host| &host.domains).collect();
+    others.retain(|host| !taken.contains(host));
+    if !others.is_empty() {
+        virtual_hosts.push(misdirected(scope, number, others));
+    }
     virtual_hosts.sort_by(|a, b| a.name.cmp(&b.name));
     routes::configuration(name.to_owned(), virtual_hosts)
 }
 
-/// Returns a virtual host that answers 421 to requests for hosts of other listeners of Gateway API at the same port: the
-/// client uses a connection that TLS has led to this listener. Source: GEP-3567. `taken` are the domains of the routes.
-fn misdirected(
-    scope: &Scope<'_>,
-    merged: &MergedServers<'_>,
-    servers: &[GatewayServer<'_>],
-    taken: &BTreeSet<&str>,
-) -> Option<route::VirtualHost> {
-    let is_listener = |server: &GatewayServer<'_>| {
+/// Returns the hosts of other listeners of Gateway API that end TLS at the same port; none if there are very many.
+fn other_listeners(merged: &MergedServers<'_>, servers: &[GatewayServer<'_>]) -> BTreeSet<String> {
+    let is_listener = |server: &&GatewayServer<'_>| {
         server.gateway.spec.only_in.is_some() && server.tls().is_some() && server.server.is_http()
     };
-    let first = servers.first().filter(|server| is_listener(server))?;
-    let others = merged.routes.values().flatten().filter(|other| {
-        is_listener(other)
-            && other.listener_port == first.listener_port
+    let Some(first) = servers.first().filter(is_listener) else { return BTreeSet::new() };
+    let others = merged.routes.values().flatten().filter(is_listener).filter(|other| {
+        other.listener_port == first.listener_port
             && other.server.bind == first.server.bind
             && other.route_name != first.route_name
     });
+    // Each listener gets the hosts of all others.
+    if others.clone().count() > MAX_LISTENERS {
+        return BTreeSet::new();
+    }
     let own: BTreeSet<String> = servers.iter().flat_map(GatewayServer::server_names).collect();
-    let domains: BTreeSet<String> = others.flat_map(GatewayServer::server_names).collect();
-    let domains: Vec<String> =
-        domains.into_iter().filter(|domain| !own.contains(domain) && !taken.contains(&**domain)).collect();
+    others.flat_map(GatewayServer::server_names).filter(|host| !own.contains(host)).collect()
+}
+
+/// Returns whether a listener for `host`, more specific than all of `own`, serves a domain.
+fn is_of_other(domain: &str, others: &BTreeSet<String>, own: &[String]) -> bool {
+    let covers = |wide: &str, host: &str| match wide.strip_prefix('*') {
+        Some(suffix) => host.len() > suffix.len() && host.ends_with(suffix),
+        None => wide == host,
+    };
+    others.iter().any(|other| covers(other, domain) && own.iter().any(|own| covers(own, other)))
+}
+
+/// Returns a virtual host that answers 421 to requests for hosts of other listeners: the client uses a connection that TLS
+/// has led to this listener. Source: GEP-3567.
+fn misdirected(scope: &Scope<'_>, number: u16, others: BTreeSet<String>) -> route::VirtualHost {
     let answer = route::Route {
         r#match: Some(route::RouteMatch {
             path_specifier: Some(route::route_match::PathSpecifier::Prefix("/".into())),
@@ -78,8 +98,8 @@ fn misdirected(
         })),
         ..Default::default()
     };
-    let name = format!("misdirected:{}", first.server.number());
-    (!domains.is_empty()).then(|| routes::virtual_host(scope.headers, name, domains, vec![answer]))
+    let name = format!("misdirected:{number}");
+    routes::virtual_host(scope.headers, name, others.into_iter().collect(), vec![answer])
 }
 
 fn add_server(

@@ -101,12 +101,15 @@ impl World {
     pub(super) fn refused_listener_sets(
         &self,
     ) -> impl Iterator<Item = &Entry<api::gateway_api::ListenerSet>> {
-        let own =
-            |entry: &&Entry<KubernetesGateway>| self.is_own_class(&entry.object.spec.gateway_class_name);
         self.listener_sets.iter().filter(move |set| {
-            let namespace = &set.object.meta.namespace;
-            let mut gateways = self.kubernetes_gateways.iter().filter(own).map(|entry| &entry.object);
-            gateways.any(|of| is_parent(of, &set.object) && !self.allows_listeners(of, namespace))
+            let (own, parent) = (&set.object.meta.namespace, &set.object.spec.parent_ref);
+            let gateway =
+                self.kubernetes_gateways.get(parent.namespace.as_ref().unwrap_or(own), &parent.name);
+            gateway.map(|entry| &entry.object).is_some_and(|gateway| {
+                self.is_own_class(&gateway.spec.gateway_class_name)
+                    && is_parent(gateway, &set.object)
+                    && !self.allows_listeners(gateway, own)
+            })
         })
     }
 

@@ -44,7 +44,7 @@ use crate::{
 };
 
 /// End of the part of an internal object's name that proxies are sent.
-const HIDDEN: &str = "~~";
+pub(super) const HIDDEN: &str = "~~";
 
 /// Returns the name of an object as proxies are sent it. The rest of an internal object's name makes it unique.
 pub(crate) fn shown_name(name: &str) -> &str {

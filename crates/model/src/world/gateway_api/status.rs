@@ -173,7 +173,7 @@ impl World {
                 }
                 let known: Vec<String> = ports.iter().map(|known| known.port.to_string()).collect();
                 let message = format!(
-                    "backend {} has no port {port}, and requests get 500; its ports: {}",
+                    "backend {} has no port {port}, so it receives nothing; its ports: {}",
                     backend.name,
                     known.join(", ")
                 );

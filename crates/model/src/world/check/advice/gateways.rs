@@ -7,7 +7,7 @@ use crate::{
     World,
     analysis::Code,
     api::{Gateway, Kind, Labels, kube::TargetPort, selects},
-    world::{gateway_api::INGRESS, store::Entry},
+    world::{gateway_api::HIDDEN, store::Entry},
 };
 
 impl Report<'_> {
@@ -104,7 +104,7 @@ impl Report<'_> {
 /// Returns the Gateways that users wrote: neither those of Gateway API nor those of Ingresses.
 fn written(world: &World) -> Vec<&Entry<Gateway>> {
     let is_written = |entry: &&Entry<Gateway>| {
-        entry.object.spec.only_in.is_none() && !entry.object.meta.name.contains(INGRESS)
+        entry.object.spec.only_in.is_none() && !entry.object.meta.name.ends_with(HIDDEN)
     };
     world.gateways.iter().filter(is_written).collect()
 }
