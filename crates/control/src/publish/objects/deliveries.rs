@@ -322,8 +322,9 @@ impl<'a> Fleet<'a> {
         let rejection = status.rejections.iter().rev().find(|of| {
             // In a rejected response, a proxy may have accepted the resources that its error message does not name.
             let is_change = of.after < Some(since) && since <= of.up_to;
-            // A resource that had not changed was sent because the proxy had just subscribed to it.
-            let is_new = Some(changed) <= of.after;
+            // A resource that had not changed was sent because the proxy had just subscribed to it. A name such as `80`
+            // may stand for something else in a message.
+            let is_new = Some(changed) <= of.after && name.contains(['|', '/']);
             let is_named = mentions(&of.error, name);
             is_change && (is_named || !self.errors.name_resources(&of.error)) || is_new && is_named
         });
