@@ -74,9 +74,19 @@ spec: {containers: [{name: web, image: registry.example/shop/limited, ports: [{c
 #[test]
 fn connections_that_sidecars_pass_through_reach_services() {
     let shop = include_str!("shop.yaml").replace("mode: STRICT", "mode: PERMISSIVE");
-    let text = format!("{shop}{ELSEWHERE}");
+    // The rules for all of these are one batch.
+    let others: String = (0..1_000)
+        .map(|number| {
+            format!(
+                "---\napiVersion: v1\nkind: Service\nmetadata: {{name: s{number}, namespace: shop}}\n\
+                 spec: {{selector: {{app: stock}}, ports: [{{name: http, port: 80, targetPort: 9090}}]}}\n"
+            )
+        })
+        .collect();
+    let text = format!("{shop}{ELSEWHERE}{others}");
     let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text).ready();
     // The sidecar does not know the host, and dials the address of the Service.
     assert!(identity(&mesh, "limited").is_null());
     assert!(identity(&mesh, "front").is_string());
+    assert!(!mesh.output().contains("do not reach Services"), "{}", mesh.output());
 }

@@ -409,13 +409,16 @@ impl Mesh {
         let addresses = self.addresses.assign(services);
         let names = plan::names(services, addresses, &pods);
         let virtual_ports = plan::virtual_ports(services, addresses, &pods);
+        let mut unforwarded = None;
         let egress = self.egress.as_ref().map(|egress| egress.rules(addresses.values())).unwrap_or_default();
         let rules = rules::bridge(&virtual_ports, BRIDGE, egress);
         if rules != self.bridge_rules {
-            if let Err(error) = pod::set_rules(&mut self.netfilter, &rules) {
-                let _ = self.reports.send(Report::Failed(error));
+            match pod::set_rules(&mut self.netfilter, &rules) {
+                Ok(()) => self.bridge_rules = rules,
+                // Addresses that must stay closed would be open.
+                Err(error) if self.egress.is_some() => _ = self.reports.send(Report::Failed(error)),
+                Err(error) => unforwarded = Some(error),
             }
-            self.bridge_rules = rules;
         }
         let allocated = self.allocation.assign(&self.objects.entries);
         let hosts = external::hosts(&self.objects.entries, allocated, &pods);
@@ -428,6 +431,9 @@ impl Mesh {
         let published = publish::backends(&self.settings.published, services, &pods);
         let example_call = plan::example_call(services, &pods);
         self.names.replace(names, hosts);
+        if let Some(error) = unforwarded {
+            self.note(format!("connections that sidecars pass through do not reach Services: {error}"));
+        }
         self.write(publish::FILE, serde_json::to_string(&published).unwrap_or_default());
         self.write(SERVICES, service_objects);
         self.write(PODS, pod_objects);

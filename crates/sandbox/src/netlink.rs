@@ -13,12 +13,15 @@ use nix::{
     errno::Errno,
     libc,
     sys::socket::{
-        AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, socket,
+        AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, setsockopt,
+        socket, sockopt,
     },
 };
 
 /// Flag of attributes that hold attributes.
 const NESTED: u16 = 1 << 15;
+/// Size of the send buffer in bytes: tens of thousands of rules.
+const SEND_BUFFER: usize = 8 << 20;
 /// Length of `struct nlmsghdr` in bytes.
 const HEADER: usize = 16;
 
@@ -46,6 +49,13 @@ impl Message {
         let flags = u16::try_from(flags | libc::NLM_F_REQUEST).unwrap_or_default();
         bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
         Self { bytes, acknowledged }
+    }
+
+    /// Leaves out the acknowledgement. An error is reported nevertheless.
+    pub(crate) fn quiet(mut self) -> Self {
+        let flags = u16::from_ne_bytes([self.bytes[6], self.bytes[7]]);
+        self.bytes[6..8].copy_from_slice(&(flags & !(libc::NLM_F_ACK as u16)).to_ne_bytes());
+        Self { acknowledged: false, ..self }
     }
 
     /// Appends the fixed part, or a piece of it.
@@ -121,6 +131,10 @@ impl Socket {
     fn open(protocol: SockProtocol) -> io::Result<Self> {
         let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
+        // A batch of rules is one datagram. Without the privilege the system's maximum applies.
+        if setsockopt(&fd, sockopt::SndBufForce, &SEND_BUFFER).is_err() {
+            let _ = setsockopt(&fd, sockopt::SndBuf, &SEND_BUFFER);
+        }
         Ok(Self { fd, sequence: 0 })
     }
 

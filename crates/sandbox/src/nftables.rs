@@ -103,6 +103,11 @@ pub(crate) fn replace(socket: &mut Socket, rules: &Rules) -> io::Result<()> {
         messages.push(chain(name, hook, priority));
         messages.extend(rules.iter().map(|rule| rule_message(name, rule)));
     }
+    // The kernel answers a batch as a whole, in the order of its messages. Thousands of acknowledgements would exceed the
+    // receive buffer.
+    let last = messages.pop();
+    let mut messages: Vec<Message> = messages.into_iter().map(Message::quiet).collect();
+    messages.extend(last);
     messages.push(bracket(libc::NFNL_MSG_BATCH_END));
     socket.request(messages)
 }

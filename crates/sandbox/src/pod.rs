@@ -216,8 +216,8 @@ pub(crate) fn netfilter() -> Result<Socket, Error> {
 
 pub(crate) fn set_rules(netfilter: &mut Socket, rules: &Rules) -> Result<(), Error> {
     nftables::replace(netfilter, rules).map_err(|source| {
-        let what = "packet rules (nf_tables with nat, redirect and numgen)";
-        missing(what, "-a nf_tables nft_chain_nat nft_redir nft_nat nft_numgen", source)
+        let what = "packet rules (nf_tables with nat, redirect, numgen and ct)";
+        missing(what, "-a nf_tables nft_chain_nat nft_redir nft_nat nft_numgen nft_ct", source)
     })
 }
 
