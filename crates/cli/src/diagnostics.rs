@@ -1,6 +1,10 @@
 //! Diagnostics of the control plane about the configuration, from its admin page.
 
-use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+    time::Duration,
+};
 
 use serde::{Deserialize, de::DeserializeOwned};
 use skysail_sandbox::http;
@@ -52,7 +56,7 @@ struct TypeState {
 /// Requests the current diagnostics, and what proxies refuse; `None` if the control plane does not answer.
 pub(crate) async fn request(control: SocketAddr) -> Option<Vec<Diagnostic>> {
     let findings: Vec<Finding> = page(control, "/debug/config_errors").await?;
-    let proxies: Vec<ProxyState> = page(control, "/debug/syncz").await?;
+    let proxies: Vec<ProxyState> = page(control, "/debug/syncz").await.unwrap_or_default();
     Some(findings.into_iter().map(Diagnostic::from).chain(refusals(&proxies)).collect())
 }
 
@@ -63,17 +67,21 @@ async fn page<T: DeserializeOwned>(control: SocketAddr, path: &str) -> Option<T>
 
 /// Returns an error for each message with which proxies refuse resources.
 fn refusals(proxies: &[ProxyState]) -> Vec<Diagnostic> {
-    let mut by_error: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
+    let mut by_error: BTreeMap<(&str, &str), BTreeSet<&str>> = BTreeMap::new();
     for ProxyState { proxy, types } in proxies {
         for (kind, TypeState { error }) in types.iter().filter(|(_, state)| !state.error.is_empty()) {
             let name = proxy.split('~').nth(2).unwrap_or(proxy);
-            by_error.entry((kind, error)).or_default().push(name);
+            by_error.entry((kind, error)).or_default().insert(name);
         }
     }
     let described = by_error.into_iter().map(|((kind, error), names)| {
         let (first, others) = (names.first().copied().unwrap_or_default(), names.len().saturating_sub(1));
         let (pod, namespace) = first.rsplit_once('.').unwrap_or((first, ""));
-        let others = if others == 0 { String::new() } else { format!(" and of {others} other pods") };
+        let others = match others {
+            0 => String::new(),
+            1 => " and of 1 other pod".to_owned(),
+            more => format!(" and of {more} other pods"),
+        };
         let text = format!("the proxy of {namespace}/{pod}{others} refuses resources ({kind}): {error}");
         Diagnostic { severity: "error".to_owned(), text }
     });
