@@ -97,7 +97,8 @@ fn settle(fleet: &mut Fleet<'_>, server: &Server, published: usize) -> anyhow::R
         .wait_until(|| server.publications() > published, TIMEOUT)
         .with_context(|| format!("the change is not published: {}", server.running.output_tail()))?;
     fleet.rest(AFTER_EFFECTS)?;
-    while server.reports_early() {
+    let began = Instant::now();
+    while server.reports_early() && began.elapsed() < TIMEOUT {
         let before = server.cpu()?;
         fleet.rest(IDLE_INTERVAL)?;
         if server.cpu()? - before < IDLE_CPU {

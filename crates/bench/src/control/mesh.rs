@@ -1,4 +1,5 @@
-//! Configuration of the mesh, as files or as objects of a Kubernetes [`cluster`]: services, their pods and endpoints, and changes to them.
+//! Configuration of the mesh, as files or as objects of a Kubernetes [`cluster`]: services, their pods and endpoints, and
+//! changes to them.
 //!
 //! Service `i` is `svc-i` in namespace `i` modulo their number, with HTTP on port 80. A large mesh also has the objects
 //! of [`large`]. Files are replaced as a whole, so that no reader sees half of one.

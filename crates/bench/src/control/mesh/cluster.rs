@@ -177,7 +177,10 @@ impl ClusterWriter {
             connection.end().await?;
             let deadline = Instant::now() + REMOVAL;
             let own = ListParams::default().labels(OWNER);
-            while !api.list_metadata(&own).await?.items.is_empty() {
+            let is_own = |name: &Option<String>| {
+                name.as_ref().is_some_and(|name| connection.namespaces.contains(name))
+            };
+            while api.list_metadata(&own).await?.items.iter().any(|of| is_own(&of.metadata.name)) {
                 ensure!(
                     Instant::now() < deadline,
                     "the namespaces of an earlier run are not removed in time"
@@ -265,7 +268,9 @@ impl ClusterWriter {
     async fn end(&self) -> anyhow::Result<()> {
         let api = self.namespace_api();
         let own = api.list_metadata(&ListParams::default().labels(OWNER)).await?;
-        let removals = own.items.into_iter().map(|namespace| {
+        let is_own = |name: &Option<String>| name.as_ref().is_some_and(|name| self.namespaces.contains(name));
+        let own = own.items.into_iter().filter(|namespace| is_own(&namespace.metadata.name));
+        let removals = own.map(|namespace| {
             let (api, name, uid) =
                 (&api, namespace.metadata.name.unwrap_or_default(), namespace.metadata.uid);
             async move {
@@ -300,13 +305,18 @@ async fn again<T, F: Future<Output = kube::Result<T>>>(request: impl Fn() -> F) 
     let deadline = Instant::now() + TIMEOUT;
     loop {
         match request().await {
-            Err(kube::Error::Api(status))
-                if matches!(status.code, 403 | 409 | 429 | 500..) && Instant::now() < deadline =>
-            {
+            Err(kube::Error::Api(status)) if is_transient(&status) && Instant::now() < deadline => {
                 tokio::time::sleep(RETRY).await;
             }
             other => return other,
         }
+    }
+}
+
+fn is_transient(status: &kube::core::Status) -> bool {
+    match status.code {
+        403 => status.message.contains("serviceaccount") || status.message.contains("service account"),
+        code => matches!(code, 409 | 429 | 500..),
     }
 }
 
