@@ -25,8 +25,8 @@ pub(super) struct Entrance<'a> {
     pub(super) note: String,
 }
 
-/// Selects the gateway for a port and host. Gateways whose Service has the port are preferred, and among these those
-/// with a server for the host. `wanted` restricts the choice to gateways with this name.
+/// Selects the gateway for a port and host. Gateways whose Service has the port are preferred, among these those with a
+/// server at the port, and among these those with a server for the host. `wanted` restricts the choice to gateways with this name.
 pub(super) fn entrance<'a>(
     mesh: &'a Offline,
     port: u16,
@@ -58,13 +58,16 @@ pub(super) fn entrance<'a>(
     if left.iter().any(|(_, target)| target.is_some()) {
         left.retain(|(_, target)| target.is_some());
     }
-    let serves = |(pod, target): &(&OfflinePod, Option<u16>)| {
+    let has_server = |(pod, target): &(&OfflinePod, Option<u16>), wanted: &dyn Fn(&ServerSource) -> bool| {
         let view = pod.proxy(&mesh.world).map(|node| node.view);
         let servers = view.map(|view| gateway_servers(&mesh.world, &view)).unwrap_or_default();
-        servers.iter().any(|server| Some(server.port) == *target && server.has_host(host))
+        servers.iter().any(|server| Some(server.port) == *target && wanted(server))
     };
-    if left.len() > 1 && left.iter().any(serves) {
-        left.retain(serves);
+    let conditions: [&dyn Fn(&ServerSource) -> bool; 2] = [&|_| true, &|server| server.has_host(host)];
+    for condition in conditions {
+        if left.len() > 1 && left.iter().any(|gateway| has_server(gateway, condition)) {
+            left.retain(|gateway| has_server(gateway, condition));
+        }
     }
     let others = left.get(1..).unwrap_or_default();
     let note = match others.is_empty() {
