@@ -110,3 +110,24 @@ fn annotated(text: &str) -> HttpSettings {
     settings.remove_bad_values();
     settings
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_locality_of_a_workload_is_that_of_its_label() {
+        let of = |labels: &[(&str, &str)]| {
+            let labels =
+                labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            Locality::of_workload(&labels).map(|of| [of.region, of.zone, of.subzone].join("|"))
+        };
+        assert_eq!(of(&[("istio-locality", "eu.a.1")]).as_deref(), Some("eu|a|1"));
+        assert_eq!(of(&[("istio-locality", "eu/a.b")]).as_deref(), Some("eu|a.b|"));
+        let both = [("istio-locality", "eu.a"), ("topology.istio.io/locality", "us")];
+        assert_eq!(of(&both).as_deref(), Some("us||"));
+        let empty = [("istio-locality", "eu.a"), ("topology.istio.io/locality", "")];
+        assert_eq!(of(&empty).as_deref(), Some("eu|a|"));
+        assert_eq!(of(&[("app", "a")]), None);
+    }
+}
