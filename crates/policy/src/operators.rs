@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-/// Operators of skysail-proxy without an argument.
-const PLAIN: [&str; 44] = [
+/// Operators that skysail-proxy supports without an argument.
+pub const PLAIN: [&str; 44] = [
     "BYTES_RECEIVED",
     "BYTES_SENT",
     "CONNECTION_TERMINATION_DETAILS",
@@ -50,9 +50,9 @@ const PLAIN: [&str; 44] = [
     "UPSTREAM_REQUEST_ATTEMPT_COUNT",
     "UPSTREAM_TRANSPORT_FAILURE_REASON",
 ];
-/// Operators of skysail-proxy with an argument: a header name or a path of dynamic metadata.
+/// Operators that skysail-proxy supports with an argument: a header name or a path of dynamic metadata.
 const WITH_ARGUMENT: [&str; 4] = ["DYNAMIC_METADATA", "REQ", "REQ_WITHOUT_QUERY", "RESP"];
-/// Further operators that Envoy 1.40 has.
+/// Further operators that Envoy 1.40 supports.
 const FURTHER: [&str; 114] = [
     "ACCESS_LOG_TYPE",
     "BYTES_RETRANSMITTED",
@@ -190,14 +190,14 @@ pub struct Operator<'a> {
     pub max_len: Option<usize>,
 }
 
-/// Who knows an operator.
+/// Support of an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperatorSupport {
-    /// skysail-proxy and Envoy.
+    /// skysail-proxy and Envoy support it.
     All,
-    /// Envoy alone.
+    /// Only Envoy supports it.
     EnvoyOnly,
-    /// Neither.
+    /// Neither supports it.
     Unknown,
 }
 
@@ -212,7 +212,7 @@ impl fmt::Display for MalformedOperator {
 }
 
 impl Operator<'_> {
-    /// Returns who knows the operator with its argument, or without.
+    /// Returns whether the operator is supported with its argument, or without one.
     pub fn support(&self) -> OperatorSupport {
         let known = |names: &[&str]| names.contains(&self.name);
         match self.argument {
