@@ -1,4 +1,5 @@
-//! BackendTLSPolicy: TLS of sidecars with their backends, and what a server's certificate must have.
+//! BackendTLSPolicy: TLS of sidecars with their backends, what a server's certificate must have, and the certificate that
+//! gateways present.
 
 use crate::{
     CLIENTS, check,
@@ -7,6 +8,8 @@ use crate::{
 };
 
 const RULES: &str = include_str!("gateway_api_backend_tls.yaml");
+/// A server that demands a certificate, and gateways.
+const EDGES: &str = include_str!("gateway_api_client_certificate.yaml");
 /// Part of the response if there is no TLS connection.
 const UNCONNECTED: &[&str] = &["reset reason: remote connection failure"];
 
@@ -49,4 +52,47 @@ fn policies_of_backends_are_applied() {
         &[get("http://unready/", 503, UNCONNECTED), get("http://unready:81/", 503, &[])],
     );
     wait_logged(&mesh, &[CLIENTS[0], "-c", "proxy"], &["\"unready\"", "UnknownIssuer"]);
+}
+
+/// Returns the Gateway of both edges with these settings of TLS.
+fn gateway(tls: &str) -> String {
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {{name: edges, namespace: shop}}\nspec:\n  \
+         gatewayClassName: istio\n  addresses: [{{type: Hostname, value: edges.shop.svc.cluster.local}}]\n  \
+         listeners: [{{name: http, port: 80, protocol: HTTP}}]\n{tls}"
+    )
+}
+
+#[test]
+fn gateways_present_their_certificate_to_backends() {
+    let (servers, clients, others) = (issuer("servers"), issuer("clients"), issuer("others"));
+    let server = secret("shop/server", &servers, &["vault.example"], &clients);
+    let mesh =
+        mesh_with(&[EDGES, &server, &config_map("roots", &servers)].concat(), &["shop/edge-envoy"]).ready();
+    let all_answer = |status| {
+        for edge in ["edge-skysail", "edge-envoy"] {
+            wait(&mesh, "plain", &get(&format!("http://{edge}/"), status, &[]));
+        }
+    };
+    mesh.put("gateway.yaml", &gateway(""));
+    all_answer(503);
+    // The server does not trust this issuer, and the next certificate is used as soon as it comes.
+    mesh.put("own.yaml", &secret("shop/own", &others, &["edge"], &clients));
+    mesh.put("gateway.yaml", &gateway("  tls: {backend: {clientCertificateRef: {name: own}}}\n"));
+    all_answer(503);
+    mesh.put("own.yaml", &secret("shop/own", &clients, &["edge"], &clients));
+    all_answer(200);
+    // Another namespace must permit the reference.
+    mesh.put("other.yaml", &secret("other/own", &clients, &["edge"], &clients));
+    mesh.put(
+        "gateway.yaml",
+        &gateway("  tls: {backend: {clientCertificateRef: {name: own, namespace: other}}}\n"),
+    );
+    all_answer(503);
+    mesh.put(
+        "grant.yaml",
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: ReferenceGrant\nmetadata: {name: own, namespace: other}\n\
+         spec: {from: [{group: gateway.networking.k8s.io, kind: Gateway, namespace: shop}], to: [{group: '', kind: Secret}]}\n",
+    );
+    all_answer(200);
 }

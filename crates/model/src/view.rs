@@ -127,6 +127,8 @@ pub struct ClientScope {
     pub answers_dns: bool,
     /// Headers on which shared resources depend.
     pub headers: SharedHeaders,
+    /// Credential that a gateway presents to servers with a BackendTLSPolicy.
+    pub client_credential: Option<String>,
     /// EnvoyFilters that patch shared resources of the proxy, in the order of application; mostly none.
     pub filters: Vec<FilterSelection>,
 }
@@ -151,6 +153,7 @@ impl ClientScope {
             takes_resolved_addresses: view.takes_resolved_addresses,
             answers_dns: view.answers_dns,
             headers: grouping.settings.overlaid(&view.settings).shared(),
+            client_credential: grouping.client_credential(view),
             filters: grouping.filters.of(view),
         }
     }
@@ -198,6 +201,7 @@ impl ClientScope {
             && (plain_envoy, takes_resolved_addresses)
                 == (&other.plain_envoy, &other.takes_resolved_addresses)
             && (&self.filters, self.headers) == (&other.filters, other.headers)
+            && self.client_credential == other.client_credential
     }
 
     /// Returns whether the routes of each host are a separate resource that can be compiled alone.

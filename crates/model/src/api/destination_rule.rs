@@ -433,6 +433,9 @@ pub struct ClientTls {
     pub insecure_skip_verify: Option<bool>,
     /// File of the certificate revocation list.
     pub ca_crl: String,
+    /// Whether the settings are made from a BackendTLSPolicy. A gateway may then present a certificate.
+    #[serde(skip)]
+    pub is_of_backend: bool,
 }
 
 /// Modes of TLS to the endpoints.

@@ -18,6 +18,10 @@ pub struct Gateway {
     /// Namespace of the proxies that it selects; `None`: all. Set if it is made from a Gateway of Gateway API.
     #[serde(skip)]
     pub only_in: Option<String>,
+    /// Credential that the proxies present to servers with a BackendTLSPolicy. Set if the Gateway of Gateway API from
+    /// which it is made has one.
+    #[serde(skip)]
+    pub client_credential: Option<String>,
 }
 
 /// Hosts on a port.

@@ -410,6 +410,10 @@ fn apply_tls(
 ) {
     let inside = protocol::inside_tls(ClusterProtocol::new(scope, port.protocol, effective));
     let names = service.spec.entry_host.as_deref().map_or(&[][..], |entry| &entry.subject_alt_names);
+    let client = |settings: &ClientTls| {
+        let own = scope.client_credential.filter(|_| settings.is_of_backend);
+        Some(tls::client(scope.world.mesh(), settings, own, inside))
+    };
     let mutual = |sni: &str| {
         let identities = scope.world.service_identities(service);
         tls::upstream(scope.world.mesh(), &identities, names, sni, inside, scope.plain_envoy)
@@ -423,10 +427,10 @@ fn apply_tls(
         // Names of the rule take precedence over those of the ServiceEntry.
         Some(settings) if settings.subject_alt_names.is_empty() && !names.is_empty() => {
             let settings = ClientTls { subject_alt_names: names.to_vec(), ..settings.clone() };
-            made.transport_socket = Some(tls::client(scope.world.mesh(), &settings, inside));
+            made.transport_socket = client(&settings);
         }
         Some(settings) => {
-            made.transport_socket = Some(tls::client(scope.world.mesh(), settings, inside));
+            made.transport_socket = client(settings);
         }
         None if !scope.world.mesh().enable_auto_mtls => {}
         None if service.spec.entry_host.as_ref().is_some_and(|entry_host| entry_host.external) => {}

@@ -339,6 +339,8 @@ struct Scope<'a> {
     answers_dns: bool,
     /// Headers that the client sets.
     headers: SharedHeaders,
+    /// Credential that a gateway presents to servers with a BackendTLSPolicy.
+    client_credential: Option<&'a str>,
     /// Services that the client's Sidecar allows; `None`: all.
     egress: Option<&'a Arc<Egress>>,
 }
@@ -362,6 +364,7 @@ impl<'a> Scope<'a> {
             takes_resolved_addresses: client_scope.takes_resolved_addresses,
             answers_dns: client_scope.answers_dns,
             headers: client_scope.headers,
+            client_credential: client_scope.client_credential.as_deref(),
             egress: client_scope.egress.as_ref(),
         }
     }

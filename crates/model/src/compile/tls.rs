@@ -127,10 +127,11 @@ fn names_of<'a>(
 }
 
 /// Returns other TLS as a DestinationRule defines it. The proxy's agent reads files by name; the control plane serves
-/// Secrets.
+/// Secrets. `own` is the credential of a gateway that the settings do not name.
 pub(super) fn client(
     mesh: &MeshConfig,
     settings: &ClientTls,
+    own: Option<&str>,
     inside: UpstreamProtocol,
 ) -> core::TransportSocket {
     let names = settings.subject_alt_names.iter().cloned();
@@ -145,8 +146,8 @@ pub(super) fn client(
         (of_credential(credential), of_credential(&format!("{credential}{CA_SUFFIX}")))
     };
     let mut context = common(names, root, &[], alpn);
-    let is_mutual = settings.mode == ClientTlsMode::Mutual;
-    context.tls_certificate_sds_secret_configs = is_mutual.then_some(pair).into_iter().collect();
+    let pair = own.map(of_credential).or((settings.mode == ClientTlsMode::Mutual).then_some(pair));
+    context.tls_certificate_sds_secret_configs = pair.into_iter().collect();
     if settings.insecure_skip_verify == Some(true) {
         let unverified = ValidationContextType::ValidationContext(CertificateValidationContext::default());
         context.validation_context_type = credential.is_empty().then_some(unverified);

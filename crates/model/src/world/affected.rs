@@ -140,7 +140,7 @@ impl World {
             return ChangeSet { gateway_routes: true, ..ChangeSet::default() };
         }
         let mut gateways: BTreeSet<Labels> =
-            self.network_gateways().into_iter().map(|(selector, _)| selector).collect();
+            self.network_gateways().into_iter().map(|of| of.selector).collect();
         for entry in self.virtual_services.iter() {
             let (meta, spec) = (&entry.object.meta, &entry.object.spec);
             if spec.hosts.is_empty() {

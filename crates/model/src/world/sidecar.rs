@@ -26,8 +26,10 @@ pub struct Grouping {
     pub(crate) settings: HttpSettings,
     /// EnvoyFilters of shared resources.
     pub(crate) filters: SharedFilters,
-    /// Selectors of Gateways between networks, with the namespace of the proxies if it is only one.
-    network_gateways: Vec<(Labels, Option<String>)>,
+    /// Gateways between networks.
+    network_gateways: Vec<GatewaySelection>,
+    /// Gateways with a certificate for servers, oldest first, and the credential.
+    gateway_credentials: Vec<(GatewaySelection, String)>,
 }
 
 /// Selector and content of a Sidecar.
@@ -37,6 +39,26 @@ struct Selection {
     egress: Option<Arc<Egress>>,
 }
 
+/// Proxies that a Gateway selects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct GatewaySelection {
+    pub(super) selector: Labels,
+    /// Namespace of the proxies; `None`: all.
+    only_in: Option<String>,
+}
+
+impl GatewaySelection {
+    fn of(gateway: &Gateway) -> Self {
+        Self { selector: gateway.selector.clone(), only_in: gateway.only_in.clone() }
+    }
+
+    fn has(&self, view: &ProxyView) -> bool {
+        view.role == Role::Router
+            && selects(&self.selector, &view.labels)
+            && self.only_in.as_ref().is_none_or(|only| *only == view.namespace)
+    }
+}
+
 impl Grouping {
     /// Returns whether two groupings are equal apart from the Sidecars of namespaces other than the root namespace.
     pub fn differs_by_sidecars(&self, other: &Self) -> bool {
@@ -44,12 +66,14 @@ impl Grouping {
             let all = grouping.sidecars.iter();
             all.filter(|(of, _)| *of == grouping.root_namespace).cloned().collect::<Vec<_>>()
         };
-        let Self { label_keys, sidecars: _, root_namespace, settings, filters, network_gateways } = self;
+        let Self { label_keys, sidecars: _, root_namespace, settings, filters, .. } = self;
+        let Self { network_gateways, gateway_credentials, .. } = self;
         label_keys == &other.label_keys
             && root_namespace == &other.root_namespace
             && settings == &other.settings
             && filters == &other.filters
             && network_gateways == &other.network_gateways
+            && gateway_credentials == &other.gateway_credentials
             && of_root(self) == of_root(other)
     }
 
@@ -60,10 +84,13 @@ impl Grouping {
 
     /// Returns whether a proxy forwards connections from other networks.
     pub(crate) fn joins_networks(&self, view: &ProxyView) -> bool {
-        view.role == Role::Router
-            && self.network_gateways.iter().any(|(selector, only_in)| {
-                selects(selector, &view.labels) && only_in.as_ref().is_none_or(|only| *only == view.namespace)
-            })
+        self.network_gateways.iter().any(|selection| selection.has(view))
+    }
+
+    /// Returns the credential that a gateway presents to servers with a BackendTLSPolicy: that of the oldest Gateway.
+    pub(crate) fn client_credential(&self, view: &ProxyView) -> Option<String> {
+        let mut selections = self.gateway_credentials.iter();
+        selections.find_map(|(selection, credential)| selection.has(view).then(|| credential.clone()))
     }
 
     /// Returns the egress listeners of a proxy's Sidecar; `None` if the proxy may call everything.
@@ -99,17 +126,27 @@ impl World {
             settings: self.mesh().default_config.http(),
             filters: self.shared_filters(),
             network_gateways: self.network_gateways(),
+            gateway_credentials: self.gateway_credentials(),
         }
     }
 
+    /// Returns the Gateways with a certificate for servers, oldest first.
+    fn gateway_credentials(&self) -> Vec<(GatewaySelection, String)> {
+        let has_credential = |entry: &&Entry<Gateway>| entry.object.spec.client_credential.is_some();
+        let mut entries: Vec<_> = self.gateways.iter().filter(has_credential).collect();
+        entries.sort_by(|a, b| a.age().cmp(&b.age()));
+        let specs = entries.into_iter().map(|entry| &entry.object.spec);
+        specs.filter_map(|spec| Some((GatewaySelection::of(spec), spec.client_credential.clone()?))).collect()
+    }
+
     /// Returns the selectors of the Gateways with a server of mode `AUTO_PASSTHROUGH`.
-    pub(super) fn network_gateways(&self) -> Vec<(Labels, Option<String>)> {
+    pub(super) fn network_gateways(&self) -> Vec<GatewaySelection> {
         let joins = |gateway: &&Gateway| {
             let modes = gateway.servers.iter().filter_map(Server::terminating_or_forwarded_tls);
             modes.into_iter().any(|tls| tls.mode == ServerTlsMode::AutoPassthrough)
         };
         let gateways = self.gateways.iter().map(|entry| &entry.object.spec).filter(joins);
-        gateways.map(|gateway| (gateway.selector.clone(), gateway.only_in.clone())).collect()
+        gateways.map(GatewaySelection::of).collect()
     }
 
     /// Returns the Sidecar of a workload: the oldest of its namespace that selects it, otherwise the oldest of its

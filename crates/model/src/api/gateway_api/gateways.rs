@@ -111,7 +111,7 @@ pub enum FrontendValidationMode {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct BackendTls {
-    /// Secret with certificate and key of the Gateway; not supported.
+    /// Secret with the certificate and the key that the Gateway presents to servers with a BackendTLSPolicy.
     pub client_certificate_ref: Option<ObjectReference>,
 }
 

@@ -14,7 +14,7 @@ use super::{
     tls,
 };
 use crate::{
-    ProxyView, World,
+    ProxyView, Role, World,
     api::{
         Gateway,
         destination_rule::{ClientTls, ClientTlsMode},
@@ -30,7 +30,17 @@ pub(super) fn compile(world: &World, view: &ProxyView, merged: &MergedServers<'_
     if !view.is_authenticated {
         return Vec::new();
     }
-    names_of_servers(merged).iter().filter_map(|name| encoded(world, view, name)).collect()
+    let names = names_of_servers(merged).into_iter().chain(for_backends(world, view));
+    let names: BTreeSet<String> = names.collect();
+    names.iter().filter_map(|name| encoded(world, view, name)).collect()
+}
+
+/// Returns the name of the secret with the certificate that a gateway presents to servers
+/// ([`ClientScope::client_credential`](crate::ClientScope)).
+fn for_backends(world: &World, view: &ProxyView) -> Option<String> {
+    let is_gateway = view.role == Role::Router;
+    let gateways = is_gateway.then(|| world.gateways(&view.namespace, &view.labels)).unwrap_or_default();
+    gateways.into_iter().find_map(|gateway| gateway.spec.client_credential.clone())
 }
 
 /// Compiles those secrets of a gateway that may differ after a change of Secrets (namespace, name). Returns each name
@@ -48,7 +58,10 @@ pub(in crate::compile) fn changed(
     let names = secrets.iter().flat_map(|(namespace, name)| names_from(namespace, name, &view.namespace));
     let (mut affected, others): (BTreeSet<String>, BTreeSet<String>) = names.partition(|name| is_sent(name));
     // A gateway may have thousands of servers. They are merged only if one may name a secret that is not sent yet.
-    let of_rules = || world.client_credentials(view).into_iter().flat_map(client_secrets);
+    let of_rules = || {
+        let named = world.client_credentials(view).into_iter().flat_map(client_secrets);
+        named.chain(for_backends(world, view))
+    };
     let gateways = world.gateways(&view.namespace, &view.labels);
     let servers =
         gateways.iter().flat_map(|gateway| gateway.spec.servers.iter().map(move |of| (gateway, of)));

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use super::status::{StatusCondition, fails};
+use super::status::{StatusCondition, fails, replace};
 use crate::{
     api::{
         Typed,
@@ -44,12 +44,7 @@ impl World {
         gateway: &Typed<KubernetesGateway>,
         conditions: &mut [StatusCondition],
     ) {
-        let mut set = |condition: StatusCondition| {
-            conditions
-                .iter_mut()
-                .filter(|of| of.kind == condition.kind)
-                .for_each(|of| *of = condition.clone());
-        };
+        let mut set = |condition: StatusCondition| replace(conditions, &condition);
         let unsupported = gateway.unsupported_addresses();
         if !unsupported.is_empty() {
             let message = format!("only type Hostname is supported, ignoring {}", unsupported.join(", "));

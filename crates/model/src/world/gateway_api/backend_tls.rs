@@ -243,6 +243,7 @@ impl ResolvedPolicy<'_> {
             sni: validation.hostname.clone(),
             subject_alt_names: names,
             credential_name: self.roots.clone().unwrap_or_else(|_| INVALID.to_owned()),
+            is_of_backend: true,
             ..ClientTls::default()
         }
     }

@@ -15,6 +15,9 @@ use crate::{
 /// Scheme of the credentials of internal Gateways: `kubernetes-gateway://NAMESPACE/NAME`.
 pub(crate) const CREDENTIAL: &str = "kubernetes-gateway://";
 
+/// Reason for which the certificate that a Gateway presents to servers is refused.
+const INVALID_CLIENT_CERTIFICATE: &str = "InvalidClientCertificateRef";
+
 /// Suffix of the name of the roots of a credential.
 pub(crate) const ROOTS: &str = "-cacert";
 
@@ -51,12 +54,7 @@ impl World {
     /// Returns why a listener cannot be served with its credentials: none of its certificates exists, or its roots do not.
     /// The listener is compiled nevertheless, so that it is served as soon as they come.
     pub(super) fn missing(&self, of: &Credentials) -> Option<RefusedReference> {
-        let has_pair = |name: &String| {
-            let place = place(name);
-            place
-                .and_then(|(namespace, name)| self.secret(namespace, name))
-                .is_some_and(|of| of.pair().is_some())
-        };
+        let has_pair = |name: &String| self.has_pair(name);
         if let Some(first) = of.certificates.first().filter(|_| !of.certificates.iter().any(has_pair)) {
             let path = first.trim_start_matches(CREDENTIAL);
             let message = format!(
@@ -76,6 +74,50 @@ impl World {
                 format!("invalid CA certificate reference, {namespace}/{name} not found, or without ca.crt");
             ("InvalidCACertificateRef", message)
         })
+    }
+
+    /// Returns the credential that a Gateway presents to servers with a BackendTLSPolicy; fails if its reference is
+    /// refused.
+    pub(super) fn client_credential(
+        &self,
+        gateway: &Typed<KubernetesGateway>,
+    ) -> Result<Option<String>, RefusedReference> {
+        let backend = gateway.spec.tls.as_ref().map(|tls| &tls.backend);
+        let Some(of) = backend.and_then(|backend| backend.client_certificate_ref.as_ref()) else {
+            return Ok(None);
+        };
+        let to = secret_reference(of);
+        if to != ("", "Secret") {
+            let message = format!("clientCertificateRef of kind {}/{} is not supported", to.0, to.1);
+            return Err((INVALID_CLIENT_CERTIFICATE, message));
+        }
+        let of_gateway = self.referrer(Kind::KubernetesGateway, &gateway.meta);
+        Ok(Some(format!("{CREDENTIAL}{}", of_gateway.permitted("clientCertificateRef", of, to)?)))
+    }
+
+    /// Returns why a Gateway cannot present its certificate to servers. As for listeners, proxies have the name of a
+    /// Secret that does not exist, and connect as soon as it comes.
+    pub(super) fn refused_client_credential(
+        &self,
+        gateway: &Typed<KubernetesGateway>,
+    ) -> Option<RefusedReference> {
+        let credential = match self.client_credential(gateway) {
+            Ok(credential) => credential?,
+            Err(refused) => return Some(refused),
+        };
+        (!self.has_pair(&credential)).then(|| {
+            let path = credential.trim_start_matches(CREDENTIAL);
+            let message =
+                format!("clientCertificateRef: secret {path} not found, or without tls.crt and tls.key");
+            (INVALID_CLIENT_CERTIFICATE, message)
+        })
+    }
+
+    /// Returns whether the Secret of a credential has a certificate and a key.
+    fn has_pair(&self, credential: &str) -> bool {
+        place(credential)
+            .and_then(|(namespace, name)| self.secret(namespace, name))
+            .is_some_and(|of| of.pair().is_some())
     }
 
     /// Returns whether a policy or a Gateway refers to a ConfigMap with certificates.
@@ -111,7 +153,7 @@ impl World {
     ) -> Result<Vec<String>, RefusedReference> {
         let mut made = Vec::new();
         for of in &tls.certificate_refs {
-            let to = (of.group.as_deref().unwrap_or_default(), of.kind.as_deref().unwrap_or("Secret"));
+            let to = secret_reference(of);
             if to != ("", "Secret") {
                 let message = format!("certificateRefs of kind {}/{} are not supported", to.0, to.1);
                 return Err(("InvalidCertificateRef", message));
@@ -146,6 +188,11 @@ impl World {
         let path = referrer.permitted("caCertificateRef", of, to)?;
         Ok(Some((format!("{scheme}{path}{ROOTS}"), validation.mode)))
     }
+}
+
+/// Returns the API group and the kind of a reference that is to a Secret by default.
+fn secret_reference(of: &ObjectReference) -> (&str, &str) {
+    (of.group.as_deref().unwrap_or_default(), of.kind.as_deref().unwrap_or("Secret"))
 }
 
 /// Returns namespace and name of a credential.

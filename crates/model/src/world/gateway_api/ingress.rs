@@ -117,7 +117,11 @@ impl World {
             .collect();
         let name = format!("http-80-ingress-{}-{}", meta.name, meta.namespace);
         servers.push(Server { port: Some(port(80, "HTTP", name)), hosts: every(), ..Server::default() });
-        Gateway { selector: Labels::from([(LABEL.to_owned(), value.to_owned())]), servers, only_in: None }
+        Gateway {
+            selector: Labels::from([(LABEL.to_owned(), value.to_owned())]),
+            servers,
+            ..Gateway::default()
+        }
     }
 
     fn routes_of(&self, rule: &OrderedRule<'_>, parents: &mut BTreeSet<ObjectKey>) -> Vec<IstioHttpRoute> {

@@ -210,7 +210,9 @@ impl<'a> GatewayListener<'a> {
         };
         let server =
             Server { port: Some(port), hosts: self.hosts(world), tls: self.tls(), ..Server::default() };
-        let spec = api::Gateway { selector, servers: vec![server], only_in: Some(namespace) };
+        let client_credential = world.client_credential(self.gateway).ok().flatten();
+        let spec =
+            api::Gateway { selector, servers: vec![server], only_in: Some(namespace), client_credential };
         made.add(&self.meta.namespace, self.internal(), (self.meta, self.origin), spec);
     }
 

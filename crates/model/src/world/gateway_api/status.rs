@@ -107,6 +107,9 @@ impl World {
             known.conditions = gateway_conditions(known.object.kind, &known.listeners);
             if let Some(entry) = self.gateway_entry(&known.object) {
                 self.check_addresses(&entry.object, &mut known.conditions);
+                if let Some((reason, message)) = self.refused_client_credential(&entry.object) {
+                    replace(&mut known.conditions, &fails("ResolvedRefs", reason, message));
+                }
             }
             if self.accepts_insecure_clients(&known.object) {
                 let message = "Gateway is operating in AllowInsecureFallback mode for frontend validation";
@@ -216,6 +219,11 @@ impl World {
 fn new(kind: Kind, namespace: &str, name: &str) -> GatewayApiStatus {
     let object = ObjectKey { kind, namespace: namespace.to_owned(), name: name.to_owned() };
     GatewayApiStatus { object, conditions: Vec::new(), listeners: Vec::new(), parents: Vec::new() }
+}
+
+/// Replaces the condition of the same type.
+pub(super) fn replace(conditions: &mut [StatusCondition], by: &StatusCondition) {
+    conditions.iter_mut().filter(|of| of.kind == by.kind).for_each(|of| of.clone_from(by));
 }
 
 pub(super) fn holds(kind: &'static str, reason: &'static str, message: impl Into<String>) -> StatusCondition {

@@ -187,3 +187,30 @@ fn a_destination_rule_does_not_reach_other_namespaces() {
         assert_eq!(world.client_credentials(&node.view).is_empty(), is_foreign, "{name}");
     }
 }
+
+#[test]
+fn the_certificate_of_a_gateway_is_a_permitted_secret() {
+    let gateway = |reference: &str| {
+        format!(
+            "---\napiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {{name: edge, namespace: shop}}\n\
+             spec:\n  gatewayClassName: istio\n  listeners: [{{name: http, port: 80, protocol: HTTP}}]\n  \
+             tls: {{backend: {{clientCertificateRef: {{{reference}}}}}}}\n"
+        )
+    };
+    let empty = "---\napiVersion: v1\nkind: Secret\nmetadata: {name: empty, namespace: shop}\nstringData: {other: x}\n";
+    let reason = |reference: &str| {
+        let world = world(&[gateway(reference), empty.to_owned()].concat());
+        let all = world.gateway_api_status();
+        let edge = all.into_iter().find(|status| status.object.name == "edge").unwrap();
+        let accepted = edge.conditions.iter().find(|of| of.kind == "Accepted").unwrap();
+        assert!(accepted.status, "{reference}");
+        let resolved = edge.conditions.into_iter().find(|of| of.kind == "ResolvedRefs").unwrap();
+        assert!(!resolved.status, "{reference}");
+        resolved.reason
+    };
+    let refused = ["name: missing", "name: empty", "name: a, group: a.example", "name: a, kind: ConfigMap"];
+    for reference in refused {
+        assert_eq!(reason(reference), "InvalidClientCertificateRef", "{reference}");
+    }
+    assert_eq!(reason("name: a, namespace: web"), "RefNotPermitted");
+}
