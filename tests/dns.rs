@@ -24,6 +24,30 @@ spec:
   endpoints: [{address: there.shop.svc.cluster.local}]
 ";
 
+/// Hosts without addresses: one whose status has an address, and one that is allocated an address.
+const WITHOUT_ADDRESSES: &str = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: stored, namespace: shop}
+spec:
+  hosts: [stored.example]
+  location: MESH_INTERNAL
+  resolution: STATIC
+  ports: [{number: 9000, name: tcp, protocol: TCP, targetPort: 9090}]
+  workloadSelector: {labels: {app: stock}}
+status: {addresses: [{host: stored.example, value: 240.240.77.7}]}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: allocated, namespace: shop}
+spec:
+  hosts: [allocated.example]
+  location: MESH_INTERNAL
+  resolution: STATIC
+  ports: [{number: 9000, name: tcp, protocol: TCP, targetPort: 9090}]
+  workloadSelector: {labels: {app: stock}}
+";
+
 const URL: &str = "http://240.0.0.9/";
 
 /// Waits until this version answers.
@@ -61,4 +85,20 @@ fn traffic_follows_a_name_and_survives_a_restart_of_the_control_plane() {
     load.wait_more(100);
     move_to(&mesh, "v2", "v1");
     load.finish().assert_all_good();
+}
+
+#[test]
+fn hosts_without_addresses_have_that_of_their_status_or_an_allocated_one() {
+    let text = format!("{}---{WITHOUT_ADDRESSES}", include_str!("shop.yaml"));
+    let setup = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), &text);
+    let mesh = setup.with_envoys(&["shop/front"]).ready();
+    for host in ["stored.example", "240.240.77.7", "allocated.example"] {
+        mesh.wait_status("front", &format!("http://{host}:9000/"), &[], 200);
+    }
+    let output = mesh.run(&["exec", "front", "--", "getent", "ahostsv4", "stored.example"]);
+    let addresses = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(addresses.starts_with("240.240.77.7 "), "{output:?}");
+    let output = mesh.run(&["exec", "front", "--", "getent", "ahostsv4", "allocated.example"]);
+    let addresses = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(addresses.starts_with("240.240.") && !addresses.contains("240.240.77.7"), "{output:?}");
 }

@@ -43,14 +43,23 @@ impl Allocation {
         Self(entries.filter_map(address).collect())
     }
 
-    /// Allocates an address to each host that needs one, and returns all of them.
+    /// Allocates an address to each host that needs one, and returns all of them. A host keeps the address of its
+    /// entry's status.
     pub(crate) fn assign(&mut self, entries: &Entries) -> &BTreeMap<String, Ipv4Addr> {
         let hosts =
             entries.values().flat_map(|entry| entry.hosts.iter().map(move |host| (entry, host_of(host))));
         let hosts = hosts.filter(|(entry, host)| !host.starts_with('*') && entry.is_allocatable(host));
         let hosts: BTreeSet<String> = hosts.map(|(_, host)| host).collect();
-        self.0.retain(|host, _| hosts.contains(host));
+        let stored = entries.values().flat_map(|entry| &entry.assigned);
+        let stored = stored.filter_map(|(host, address)| match address {
+            IpAddr::V4(address) if hosts.contains(host) => Some((host.clone(), *address)),
+            _ => None,
+        });
+        let stored: BTreeMap<String, Ipv4Addr> = stored.collect();
         let mut taken: BTreeSet<Ipv4Addr> = entries.values().flat_map(addresses).collect();
+        taken.extend(stored.values());
+        self.0.retain(|host, address| hosts.contains(host) && !taken.contains(address));
+        self.0.extend(stored);
         taken.extend(self.0.values());
         for host in hosts {
             if !self.0.contains_key(&host)
