@@ -46,6 +46,7 @@ mod telemetry;
 mod telemetry_intervals;
 mod tokens;
 mod tracing;
+mod values;
 mod workloads_entries;
 mod workloads_health;
 mod workloads_machines;

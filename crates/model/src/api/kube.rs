@@ -226,11 +226,11 @@ impl Protocol {
     /// Parses `appProtocol`, or the part of a port's name before `-`.
     pub(crate) fn parse(word: &str) -> Option<Self> {
         Some(match word.to_ascii_lowercase().as_str() {
-            "http" | "kubernetes.io/ws" | "kubernetes.io/wss" => Self::Http,
+            "http" | "kubernetes.io/ws" => Self::Http,
             "http2" | "kubernetes.io/h2c" => Self::Http2,
             "grpc" => Self::Grpc,
             "grpc-web" => Self::GrpcWeb,
-            "https" => Self::Https,
+            "https" | "kubernetes.io/wss" => Self::Https,
             "tls" => Self::Tls,
             "tcp" | "mysql" | "redis" => Self::Tcp,
             "mongo" => Self::Mongo,
@@ -245,8 +245,8 @@ impl Protocol {
         Self::select(transport, port.app_protocol.as_deref(), port.name.as_deref(), port.port)
     }
 
-    /// Returns the protocol of a port. Source: Istio's "Protocol Selection": UDP as such, then `appProtocol`, then the
-    /// port's name, then well-known ports of protocols in which the server sends first and that cannot be detected.
+    /// Returns the protocol of a port. Source: Istio's "Protocol Selection": UDP as such, then `appProtocol` or without
+    /// it the port's name, then well-known ports of protocols in which the server sends first and that cannot be detected.
     pub fn select(
         transport: Option<&str>,
         app_protocol: Option<&str>,
@@ -256,10 +256,7 @@ impl Protocol {
         if transport.is_some_and(|transport| transport != "TCP") {
             return Self::Udp;
         }
-        if let Some(protocol) = app_protocol.and_then(Self::parse) {
-            return protocol;
-        }
-        let name = name.unwrap_or_default();
+        let name = app_protocol.filter(|declared| !declared.is_empty()).or(name).unwrap_or_default();
         if name.to_ascii_lowercase().starts_with("grpc-web") {
             return Self::GrpcWeb;
         }
