@@ -31,6 +31,7 @@ mod mesh_config_start;
 mod mesh_config_telemetry;
 mod mesh_config_tracers;
 mod mesh_config_tracing;
+mod patch_operations;
 mod patches;
 mod policies;
 mod pools;

@@ -118,4 +118,10 @@ fn changes(mesh: &Mesh) {
             if response.starts_with("HTTP/1.1 200 ") { Ok(()) } else { Err(response) }
         });
     }
+    mesh.edit("rules.yaml", "UNDERSCORES_DROP_HEADER", "UNDERSCORES_ALLOW");
+    mesh.edit("rules.yaml", "Action: UNESCAPE_AND_REDIRECT", "Action: UNESCAPE_AND_FORWARD");
+    for client in CLIENTS {
+        wait(mesh, client, &with(&UNDERSCORE, "http://server/", 200, &["\"x_name\":\"1\""]));
+        wait(mesh, client, &get("http://server/a%2Fb", 200, &["\"path\":\"/a/b\""]));
+    }
 }

@@ -163,7 +163,8 @@ fn each_metric_can_be_disabled() {
     let mut rules = "apiVersion: v1\nkind: Service\nmetadata: {name: ports, namespace: shop}\n\
          spec: {selector: {app: api}, ports: [{name: tcp, port: 90, targetPort: 8080}, {name: grpc, port: 91, targetPort: 8080}]}\n"
         .to_owned();
-    for (number, (metric, _)) in METRICS.iter().enumerate() {
+    let metrics = METRICS.iter().map(|(metric, _)| *metric).chain(["ALL_METRICS"]);
+    for (number, metric) in metrics.enumerate() {
         writeln!(
             rules,
             "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: c{number}, namespace: shop, labels: {{app: c{number}}}}}\n\
@@ -176,7 +177,9 @@ fn each_metric_can_be_disabled() {
     }
     let mesh = mesh_with(&rules, &[]).ready();
     let grpc = ["--http2", "-H", "content-type: application/grpc", "-H", "te: trailers", "-d", "hello"];
-    for (number, (metric, disabled)) in METRICS.iter().enumerate() {
+    let single = METRICS.iter().map(|(metric, name)| (*metric, vec![*name]));
+    let all = ("ALL_METRICS", METRICS.iter().map(|(_, name)| *name).collect());
+    for (number, (metric, disabled)) in single.chain([all]).enumerate() {
         let client = format!("c{number}");
         wait(&mesh, &client, &get("http://api/", 200, &[]));
         wait(&mesh, &client, &get("http://ports:90/", 200, &[]));
@@ -185,7 +188,7 @@ fn each_metric_can_be_disabled() {
             let page = mesh.call(&client, "http://127.0.0.1:15090/stats/prometheus", &[]).body;
             let missing: Vec<&str> =
                 METRICS.iter().map(|(_, name)| *name).filter(|name| !page.contains(name)).collect();
-            if missing == [*disabled] { Ok(()) } else { Err(format!("missing: {missing:?}")) }
+            if missing == disabled { Ok(()) } else { Err(format!("missing: {missing:?}")) }
         });
     }
 }
