@@ -88,6 +88,7 @@ pub(crate) struct LatencySettings {
 /// Program of a peer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Program {
+    /// Name of the file.
     pub(crate) file: String,
     pub(crate) version: String,
 }

@@ -261,13 +261,16 @@ pub(crate) fn versions(peers: &[(Peer, PathBuf)]) -> BTreeMap<String, Program> {
     peers.iter().map(|(peer, program)| (peer.name().to_owned(), version(*peer, program))).collect()
 }
 
-/// Returns the version of a program.
+/// Returns the name and the version of a program, without its folder: results are published.
 pub(crate) fn version(peer: Peer, program: &Path) -> Program {
     let output = std::process::Command::new(program).arg(peer.version_argument()).output();
     let text = output.map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let line = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("unknown");
-    Program { file: program.display().to_string(), version: line.to_owned() }
+    let path = program.display().to_string();
+    let file = program.file_name().map_or(path.clone(), |name| name.to_string_lossy().into_owned());
+    // Envoy's version begins with its path.
+    Program { version: line.replace(&path, &file), file }
 }
 
 /// Removes repeated values; the first of equal ones stays. Settings identify a turn, so each may occur only once.
