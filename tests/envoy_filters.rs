@@ -1,22 +1,44 @@
-//! EnvoyFilters as people write them: what the sidecar makes of each, and the effect of some on requests, at the sidecar and
-//! at a real Envoy.
+//! EnvoyFilters as people write them: what the sidecar makes of each, and the effect of each in a mesh, at
+//! the sidecar and at a real Envoy.
 //!
-//! `tests/envoy_filters` has one file for each use. A comment `# refused: TEXT` names a field that the sidecar refuses;
-//! all other files must be taken.
+//! `tests/envoy_filters` has one file for each use. A comment `# refused: TEXT` names a field that the
+//! sidecar refuses; all other files must be taken. An effect is there with the patch, and absent after its
+//! removal. `requests` has the effects that one request of a workload shows, `looks` all others.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panic")]
 
-use std::{collections::BTreeMap, fs, path::Path};
+#[path = "envoy_filters/looks.rs"]
+mod looks;
+#[path = "envoy_filters/requests.rs"]
+mod requests;
+#[path = "envoy_filters/scene.rs"]
+mod scene;
+#[path = "envoy_filters/services.rs"]
+mod services;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
 
 use skysail_model::{ProxyNode, Severity, World, api::kube::Locality, compile, parse};
 use skysail_proxy::explain;
-use skysail_testkit::{Setup, envoy, eventually};
 use skysail_xds::Kind;
+
+use crate::scene::{Scene, Side};
 
 const SHOP: &str = include_str!("shop.yaml");
 
-fn folder() -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/envoy_filters")
+/// Returns the files with EnvoyFilters.
+fn files() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/envoy_filters");
+    let all = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    all.filter(|path| path.extension().is_some_and(|end| end == "yaml")).collect()
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().unwrap().to_string_lossy().into_owned()
 }
 
 fn world_of(texts: &[&str]) -> World {
@@ -70,12 +92,10 @@ fn common_patches_are_taken_or_refused_by_field() {
     let before = compiled(&world_of(&[SHOP]));
     assert_eq!(refused(&before, "front"), [""; 0]);
     let mut wrong = Vec::new();
-    let mut count = 0;
-    for entry in fs::read_dir(folder()).unwrap() {
-        let path = entry.unwrap().path();
-        let text = fs::read_to_string(&path).unwrap();
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        count += 1;
+    let files = files();
+    for path in &files {
+        let text = fs::read_to_string(path).unwrap();
+        let name = name(path);
         let after = compiled(&world_of(&[SHOP, &text]));
         if after == before {
             wrong.push(format!("{name}: changes nothing"));
@@ -92,112 +112,33 @@ fn common_patches_are_taken_or_refused_by_field() {
             }
         }
     }
-    assert!(count >= 30, "{count} files");
+    assert!(files.len() >= 30, "{} files", files.len());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Returns a file of the folder.
-fn file(name: &str) -> String {
-    fs::read_to_string(folder().join(name)).unwrap()
-}
-
-/// A patch whose effect a request shows.
-struct Effect {
-    /// File with the patch.
-    file: &'static str,
-    /// Text of the file that is replaced, so that one request shows the effect.
-    change: (&'static str, &'static str),
-    path: &'static str,
-    arguments: &'static [&'static str],
-    status: u16,
-    /// Text that the head or the body of the response has, and lacks without the patch.
-    has: &'static str,
-}
-
-/// An effect of a file as it is on a request without arguments.
-const fn effect(file: &'static str, path: &'static str, status: u16, has: &'static str) -> Effect {
-    Effect { file, change: ("", ""), path, arguments: &[], status, has }
-}
-
-const EFFECTS: &[Effect] = &[
-    effect("lua.yaml", "/", 200, "x-lua: added"),
-    effect("header-mutation.yaml", "/", 200, "\"x-mesh\":\"shop\""),
-    effect("response-headers.yaml", "/", 200, "\"x-port\":\"80\""),
-    effect("xff.yaml", "/", 200, "\"x-forwarded-for\":"),
-    effect("request-id.yaml", "/", 200, "\nx-request-id: "),
-    effect("merge-slashes.yaml", "/a//b", 200, "\"path\":\"/a/b\""),
-    effect("escaped-slashes.yaml", "/a%2Fb", 400, ""),
-    effect("jwt.yaml", "/", 401, "Jwt is missing"),
-    effect("local-rate-limit.yaml", "/", 429, "x-local-rate-limit: true"),
-    Effect {
-        arguments: &["-H", "accept-encoding: gzip"],
-        ..effect("compressor.yaml", "/", 200, "content-encoding: gzip")
-    },
-    Effect {
-        arguments: &[
-            "-X",
-            "OPTIONS",
-            "-H",
-            "origin: https://shop.example.com",
-            "-H",
-            "access-control-request-method: GET",
-        ],
-        ..effect("cors.yaml", "/", 200, "access-control-allow-methods: GET,POST")
-    },
-    Effect {
-        change: ("numerator: 10,", "numerator: 100,"),
-        ..effect("fault.yaml", "/", 503, "fault filter abort")
-    },
-    Effect {
-        change: ("timeout: 11s", "timeout: 0.2s"),
-        ..effect("route-timeout.yaml", "/delay/20s", 504, "upstream request timeout")
-    },
-    Effect {
-        change: ("max_requests: 100", "max_requests: 0"),
-        ..effect("circuit-breaker.yaml", "/", 503, "x-envoy-overloaded: true")
-    },
-    Effect {
-        change: ("max_request_bytes: 65536", "max_request_bytes: 4"),
-        arguments: &["-d", "12345"],
-        ..effect("body-limit.yaml", "/", 413, "")
-    },
-];
-
-/// Checks that each patch acts on a request, in a mesh whose sidecars are all `skysail-proxy` or all Envoy.
-fn patches_act_on_requests(arguments: &[&str]) {
-    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), SHOP).with(arguments).ready();
-    mesh.wait_status("front", "http://stock.shop/", &[], 200);
-    for effect in EFFECTS {
-        let url = format!("http://stock.shop{}", effect.path);
-        let ask = || {
-            let answer = mesh.call("front", &url, &[&["-i", "--max-time", "5"], effect.arguments].concat());
-            let acts = answer.status == Some(effect.status) && answer.body.contains(effect.has);
-            (acts, format!("{answer:?}"))
-        };
-        // The patch before goes with this one.
-        let text = file(effect.file);
-        assert!(text.contains(effect.change.0), "{}", effect.file);
-        mesh.put("patch.yaml", &text.replacen(effect.change.0, effect.change.1, 1));
-        eventually(effect.file, || match ask() {
-            (true, _) => Ok(()),
-            (false, answer) => Err(answer),
-        });
-        mesh.put("patch.yaml", "");
-        eventually(&format!("without {}", effect.file), || match ask() {
-            (false, _) => Ok(()),
-            (true, answer) => Err(answer),
-        });
-    }
+#[test]
+fn each_file_has_a_test_of_its_effect() {
+    let all: BTreeSet<String> = files().iter().map(|path| name(path)).collect();
+    let tested: BTreeSet<String> = requests::files().chain(looks::files()).map(str::to_owned).collect();
+    assert_eq!(all, tested);
 }
 
 #[test]
 fn patches_act_on_requests_at_the_sidecar() {
-    patches_act_on_requests(&[]);
+    requests::check(&Scene::of(Side::Sidecar));
 }
 
 #[test]
 fn patches_act_on_requests_at_an_envoy() {
-    let envoy = envoy();
-    let of = |workload: &str| format!("shop/{workload}={}", envoy.display());
-    patches_act_on_requests(&["--envoy", &of("front"), "--envoy", &of("stock-v1")]);
+    requests::check(&Scene::of(Side::Envoy));
+}
+
+#[test]
+fn patches_act_on_connections_and_telemetry_at_the_sidecar() {
+    looks::check(&Scene::of(Side::Sidecar));
+}
+
+#[test]
+fn patches_act_on_connections_and_telemetry_at_an_envoy() {
+    looks::check(&Scene::of(Side::Envoy));
 }
