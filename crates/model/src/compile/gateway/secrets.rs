@@ -38,8 +38,10 @@ pub(super) fn compile(world: &World, view: &ProxyView, merged: &MergedServers<'_
 /// Returns the name of the secret with the certificate that a gateway presents to servers
 /// ([`ClientScope::client_credential`](crate::ClientScope)).
 fn for_backends(world: &World, view: &ProxyView) -> Option<String> {
-    let is_gateway = view.role == Role::Router;
-    let gateways = is_gateway.then(|| world.gateways(&view.namespace, &view.labels)).unwrap_or_default();
+    if view.role != Role::Router {
+        return None;
+    }
+    let gateways = world.gateways(&view.namespace, &view.labels);
     gateways.into_iter().find_map(|gateway| gateway.spec.client_credential.clone())
 }
 

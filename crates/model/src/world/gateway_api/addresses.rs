@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 use super::status::{StatusCondition, fails, replace};
 use crate::{
     api::{
-        Typed,
+        Kind, ObjectKey, Typed,
         gateway_api::{GatewayAddress, IP_ADDRESS, KubernetesGateway},
     },
-    world::{World, fqdn},
+    world::{DOMAIN, World, fqdn},
 };
 
 /// Type of an address that names a Service.
@@ -28,6 +28,16 @@ impl Typed<KubernetesGateway> {
             of.kind() != HOSTNAME && !(of.kind() == IP_ADDRESS && (is_managed || joins_networks))
         });
         unsupported.map(|of| of.value.as_str()).collect()
+    }
+
+    /// Returns the Services that addresses name.
+    pub(super) fn named_services(&self) -> impl Iterator<Item = ObjectKey> {
+        let hosts = self.spec.addresses.iter().filter(|of| of.kind() == HOSTNAME);
+        hosts.filter_map(|of| {
+            let host = fqdn(&of.value, &self.meta.namespace);
+            let (name, namespace) = host.strip_suffix(DOMAIN)?.strip_suffix(".svc.")?.split_once('.')?;
+            Some(ObjectKey { kind: Kind::Service, namespace: namespace.to_owned(), name: name.to_owned() })
+        })
     }
 
     /// Returns whether the Gateway requests addresses and none of them is supported.

@@ -146,9 +146,8 @@ impl World {
     /// Returns the labels and the namespace of the proxies of a Gateway.
     pub(super) fn proxies_of(&self, gateway: &api::Typed<KubernetesGateway>) -> (Labels, String) {
         let own = &gateway.meta.namespace;
-        let mut hosts = gateway.spec.addresses.iter().filter(|of| of.kind.as_deref() == Some("Hostname"));
         // An address that is a host names the Service of proxies that were deployed by hand.
-        let service = hosts.find_map(|of| self.service(&super::fqdn(&of.value, own)));
+        let service = gateway.named_services().find_map(|of| self.service_named(&of.namespace, &of.name));
         if let Some(service) = service.filter(|service| !service.spec.selector.is_empty()) {
             return (service.spec.selector.clone(), service.meta.namespace.clone());
         }

@@ -58,8 +58,8 @@ pub(super) struct State {
     is_outdated: bool,
     /// Keys of the internal objects.
     pub(super) made: Arc<BTreeSet<ObjectKey>>,
-    /// Services and ServiceEntries to which routes refer as parents, policies as targets, or Ingresses by the
-    /// name of a port.
+    /// Services and ServiceEntries to which routes refer as parents, policies as targets, Gateways as addresses, or
+    /// Ingresses by the name of a port.
     parents: Arc<BTreeSet<ObjectKey>>,
 }
 
@@ -195,6 +195,8 @@ impl World {
             }
         }
         listeners.iter().for_each(|listener| listener.add(self, &mut made));
+        let gateways = self.kubernetes_gateways.iter();
+        parents.extend(gateways.flat_map(|entry| entry.object.named_services()));
         edge.finish(&mut made);
         mesh.finish(&mut made);
         self.make_ingresses(&mut made, &mut parents);
