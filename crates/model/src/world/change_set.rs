@@ -215,7 +215,8 @@ impl World {
             Kind::ConfigMap if !mesh_config::is_own(namespace, name) => {
                 ChangeSet { workloads: self.uses_root_map(namespace, name), ..ChangeSet::default() }
             }
-            Kind::Node | Kind::ConfigMap => ChangeSet::everything(),
+            Kind::ConfigMap => ChangeSet::everything(),
+            Kind::Node => self.changes_of_node(name),
             Kind::Namespace => self.changes_of_namespace(name),
             Kind::PeerAuthentication => self.changes_of_peer_authentication(namespace, name),
             Kind::Sidecar => self.changes_of_sidecar(namespace, name),
@@ -454,6 +455,19 @@ impl World {
             if !changes.services.contains(&service) && slice.spec.endpoints.iter().any(leads) {
                 changes.add(self.changes_of_endpoints(&service.0, &service.1));
             }
+        }
+        changes
+    }
+
+    /// Returns the resources that depend on a Node: those with the locality of its endpoints and clients. A Node that has
+    /// just joined a cluster has none.
+    fn changes_of_node(&self, name: &str) -> ChangeSet {
+        let mut changes = ChangeSet::nothing();
+        let pods = self.pods.iter().map(|entry| &entry.object).filter(|pod| pod.spec.node == name);
+        pods.for_each(|pod| changes.add(self.changes_of_pod(pod)));
+        let slices = self.slices.iter().map(|entry| &entry.object);
+        for slice in slices.filter(|of| of.spec.endpoints.iter().any(|endpoint| endpoint.node == name)) {
+            changes.add(self.changes_of_slice(&slice.meta.namespace, &slice.meta.name));
         }
         changes
     }

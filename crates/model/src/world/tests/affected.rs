@@ -73,6 +73,23 @@ fn a_peer_authentication_affects_services_if_one_disables_mutual_tls() {
 }
 
 #[test]
+fn a_node_affects_the_services_of_its_pods() {
+    let mut world = settled(&format!("{SERVICE}{OTHER}{}", pod("p", "10.1.0.1", "", "True")));
+    let node = |name: &str, zone: &str| {
+        format!(
+            "---\napiVersion: v1\nkind: Node\nmetadata: {{name: {name}, labels: {{topology.kubernetes.io/region: r, \
+             topology.kubernetes.io/zone: {zone}}}}}\n"
+        )
+    };
+    assert!(changes(&mut world, &node("new", "z")).is_empty(), "it has no pods yet");
+    let pods = BTreeSet::from([("svc".to_owned(), "p".to_owned())]);
+    let expected = ChangeSet { services: service_a(), pods, ..ChangeSet::default() };
+    assert_eq!(changes(&mut world, &node("n", "z")), expected);
+    assert!(changes(&mut world, &node("n", "z")).is_empty(), "nothing changed");
+    assert_eq!(changes(&mut world, &node("n", "other")), expected);
+}
+
+#[test]
 fn objects_affect_the_workloads_that_they_select() {
     // With another service of the same ports, a service shapes no listeners of other workloads.
     let mut world = settled(&format!("{SERVICE}{OTHER}"));
