@@ -51,20 +51,26 @@ go_programs() {
 }
 go_programs h2spec-2.2.1 github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible
 go_programs grpc-interop-1.75.0 google.golang.org/grpc/interop/{client,server}@v1.75.0
-# Istio's agent, which a test has run our proxy, the template of the bootstrap that it writes, and the definitions of the
-# fields of Istio's and Gateway API's kinds.
+# Istio's agent, which a test has run our proxy, the template of the bootstrap that it writes, the definitions of the
+# fields of Istio's and Gateway API's kinds, and the tests of the analyzers of istioctl, with their input and their codes.
 agent=v0.0.0-20260827124520-eed52ebb66ad
 go_programs pilot-agent-${agent##*-} istio.io/istio/pilot/cmd/pilot-agent@$agent
 files=(
     tools/packaging/common/envoy_bootstrap.json
     manifests/charts/base/files/crd-all.gen.yaml
     tests/integration/pilot/testdata/gateway-api-crd.yaml
+    pkg/config/analysis/analyzers/testdata
+    pkg/config/analysis/analyzers/analyzers_test.go
+    pkg/config/analysis/msg/messages.yaml
 )
 for file in "${files[@]}"; do
     copy=$caches/pilot-agent-${agent##*-}/${file##*/}
-    [[ -f $copy ]] && continue
+    [[ -e $copy ]] && continue
     module=$(go mod download -json istio.io/istio@$agent | sed -n 's/^[[:space:]]*"Dir": "\(.*\)",$/\1/p')
-    install -m 644 "$module/$file" "$copy"
+    # The files of the module are read-only. A copy that was cut off does not count.
+    rm -rf "$copy.part"
+    cp -r --no-preserve=mode "$module/$file" "$copy.part"
+    mv "$copy.part" "$copy"
 done
 # The tests build these programs. Their modules are fetched here.
 for program in grpc fortio; do

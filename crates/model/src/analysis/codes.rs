@@ -365,6 +365,9 @@ codes! {
     AutoImageNotInjected "SKY0516" Error ["IST0146", "IST0147"]
         "A container has the image `auto`, and injection, which replaces it, is disabled for the pod."
         "Remove the label or annotation that disables injection, or name an image."
+    MisplacedAnnotation "SKY0517" Warning ["IST0107"]
+        "The annotation has no effect on objects of this kind."
+        "Move it to an object of a kind that the finding names."
 
     // References between objects.
     UnknownHost "SKY0601" Error ["IST0101"]
@@ -388,7 +391,7 @@ codes! {
     HostNotInGateway "SKY0607" Warning ["IST0132"]
         "No server of the Gateway has the hosts of the VirtualService."
         "Add the hosts to a server, or correct them."
-    UnknownSecret "SKY0608" Warning ["IST0101"]
+    UnknownSecret "SKY0608" Warning ["IST0101", "IST0161"]
         "The Secret of a gateway does not exist beside its pods, or has no certificate and key."
         "Add the Secret in the namespace of the gateway's pods, with `tls.crt` and `tls.key`."
     UnknownProvider "SKY0609" Warning ["IST0101", "IST0157"]
@@ -404,7 +407,7 @@ codes! {
     UnknownTrustDomain "SKY0612" Warning []
         "No peer of the trust domain is accepted."
         "Correct the name, or add it to `trustDomainAliases`."
-    SelectsNothing "SKY0613" Warning ["IST0127"]
+    SelectsNothing "SKY0613" Warning ["IST0101", "IST0127"]
         "No workload has the labels of the selector."
         "Correct labels and namespace."
     SubsetSelectsNothing "SKY0614" Warning ["IST0173"]
@@ -559,6 +562,9 @@ codes! {
     SubsetNotAtGateway "SKY0726" Info ["IST0140"]
         "A gateway sends requests to a service without a subset, although a rule of the mesh has subsets for it."
         "Name subsets in the rule of the gateway too if they are to apply there."
+    SharedHost "SKY0727" Info ["IST0109"]
+        "A younger VirtualService has the same host, and has no effect on it where both are visible."
+        "Merge the rules into one VirtualService."
 
     // Support.
     UnsupportedField "SKY0801" Warning ["IST0133"]

@@ -9,6 +9,8 @@ use super::{
     manifest::{self, IntOrText, ObjectMeta, PodSpec, WorkloadSpec},
 };
 
+pub use super::locality::{HOSTNAME, Locality};
+
 /// Namespace of objects that name none.
 pub const DEFAULT_NAMESPACE: &str = "default";
 /// Label with the network of a workload, and of the workloads of a namespace.
@@ -17,8 +19,6 @@ pub const NETWORK: &str = "topology.istio.io/network";
 pub(crate) const GATEWAY_PORT: &str = "networking.istio.io/gatewayPort";
 /// Default of [`GATEWAY_PORT`].
 const DEFAULT_GATEWAY_PORT: u16 = 15_443;
-/// Label with the name of a Kubernetes node.
-pub const HOSTNAME: &str = "kubernetes.io/hostname";
 /// Annotation of Services and namespaces with the preferred endpoints.
 pub(crate) const TRAFFIC_DISTRIBUTION: &str = "networking.istio.io/traffic-distribution";
 
@@ -161,6 +161,8 @@ pub struct Template {
     pub service_account: String,
     /// Declared ports of the containers.
     pub ports: Vec<ContainerPort>,
+    /// Whether neither a label nor an annotation of the Pods disables injection.
+    pub is_injected: bool,
 }
 
 /// A Node, reduced to the fields that a mesh uses.
@@ -168,17 +170,6 @@ pub struct Template {
 pub struct Node {
     /// Locality.
     pub locality: Locality,
-}
-
-/// Locality.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Locality {
-    /// Region.
-    pub region: String,
-    /// Zone.
-    pub zone: String,
-    /// Sub-zone.
-    pub subzone: String,
 }
 
 /// An EndpointSlice, as managed outside the mesh.
@@ -273,35 +264,6 @@ impl Service {
     /// Returns the port of this number.
     pub fn port(&self, number: u16) -> Option<&ServicePort> {
         self.ports.iter().find(|port| port.port == number)
-    }
-}
-
-impl Locality {
-    /// Parses `REGION/ZONE/SUBZONE`; further parts may be missing.
-    pub fn parse(text: &str) -> Self {
-        let mut parts = text.splitn(3, '/').map(str::to_owned);
-        let mut part = || parts.next().unwrap_or_default();
-        Self { region: part(), zone: part(), subzone: part() }
-    }
-
-    /// Returns the locality in the label of a workload, where dots may separate its parts. Source: Istio.
-    pub fn of_workload(labels: &Labels) -> Option<Self> {
-        let names = ["topology.istio.io/locality", "istio-locality"];
-        let mut texts = names.iter().filter_map(|name| labels.get(*name)).filter(|text| !text.is_empty());
-        let text = texts.next()?;
-        let text = if text.contains('/') { text.clone() } else { text.replace('.', "/") };
-        Some(Self::parse(&text))
-    }
-
-    /// Returns the locality in the labels of a Node.
-    fn from_labels(labels: &Labels) -> Self {
-        let label =
-            |names: &[&str]| names.iter().find_map(|name| labels.get(*name)).cloned().unwrap_or_default();
-        Self {
-            region: label(&["topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region"]),
-            zone: label(&["topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone"]),
-            subzone: label(&["topology.istio.io/subzone"]),
-        }
     }
 }
 
@@ -510,10 +472,14 @@ fn container_ports(spec: &PodSpec) -> Vec<ContainerPort> {
 
 pub(crate) fn template(kind: Kind, metadata: ObjectMeta, spec: WorkloadSpec) -> Typed<Template> {
     let pods = spec.template;
+    let of =
+        |map: &Option<Labels>| map.as_ref()?.get("sidecar.istio.io/inject").map(|value| value == "false");
+    let is_off = of(&pods.metadata.labels).or_else(|| of(&pods.metadata.annotations)).unwrap_or_default();
     Typed {
         meta: meta(metadata, true),
         spec: Template {
             kind,
+            is_injected: !is_off,
             ports: container_ports(&pods.spec),
             labels: pods.metadata.labels.unwrap_or_default(),
             service_account: account(pods.spec.service_account_name, pods.spec.service_account),

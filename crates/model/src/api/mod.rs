@@ -12,6 +12,7 @@ pub mod gateway;
 pub mod gateway_api;
 pub mod ingress;
 pub mod kube;
+pub mod locality;
 pub(crate) mod manifest;
 pub mod mesh_config;
 pub mod mesh_networks;
@@ -181,6 +182,19 @@ impl Kind {
             Self::CronJob => "spec.jobTemplate.spec.template.spec.serviceAccountName",
             _ => "spec.template.spec.serviceAccountName",
         }
+    }
+
+    /// Returns whether objects of the kind make Pods from a template.
+    pub(crate) const fn makes_pods(self) -> bool {
+        matches!(
+            self,
+            Self::Deployment
+                | Self::StatefulSet
+                | Self::DaemonSet
+                | Self::ReplicaSet
+                | Self::Job
+                | Self::CronJob
+        )
     }
 
     /// Returns whether the kind restricts requests.

@@ -30,6 +30,14 @@ pub struct KeyPair<'a> {
     pub key: &'a [u8],
 }
 
+impl KeyPair<'_> {
+    /// Returns whether both are texts in PEM form.
+    pub(crate) fn is_pem(&self) -> bool {
+        let is_pem = |bytes: &[u8]| bytes.windows(11).any(|part| part == b"-----BEGIN ");
+        is_pem(self.chain) && is_pem(self.key)
+    }
+}
+
 impl Secret {
     /// Takes the keys for TLS from a Secret. Also returns the names of keys whose values are not base64.
     pub(crate) fn read(manifest: SecretManifest) -> (Self, Vec<String>) {

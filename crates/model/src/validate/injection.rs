@@ -14,11 +14,12 @@ use crate::{
     spelling::nearest,
 };
 
-const INJECT: &str = "sidecar.istio.io/inject";
+/// Switch of injection: a label, and an older annotation.
+pub(super) const INJECT: &str = "sidecar.istio.io/inject";
 const NAMESPACE_LABEL: &str = "istio-injection";
 
 /// Istio's labels and annotations of pods. Source: istio.io, "Resource Annotations" and "Resource Labels".
-const KNOWN: &[&str] = &[
+pub(super) const KNOWN: &[&str] = &[
     "sidecar.istio.io/inject",
     "sidecar.istio.io/status",
     "sidecar.istio.io/proxyImage",
@@ -58,7 +59,7 @@ const KNOWN: &[&str] = &[
 ];
 
 /// Deprecated annotations of pods, each with a replacement. Source: Istio's `annotations.yaml`.
-const DEPRECATED: &[(&str, &str)] = &[
+pub(super) const DEPRECATED: &[(&str, &str)] = &[
     (INJECT, "use the label sidecar.istio.io/inject"),
     ("sidecar.istio.io/discoveryAddress", "use discoveryAddress in proxy.istio.io/config"),
     ("sidecar.istio.io/extraStatTags", "use a Telemetry"),
@@ -127,12 +128,7 @@ pub(super) fn check(kind: Kind, meta: &Meta, findings: &mut Findings) {
         }
         Kind::Namespace => of_namespace(&meta.labels, findings),
         // Labels of the workload itself do not apply to its pods.
-        Kind::Deployment
-        | Kind::StatefulSet
-        | Kind::DaemonSet
-        | Kind::ReplicaSet
-        | Kind::Job
-        | Kind::CronJob => {
+        _ if kind.makes_pods() => {
             for (map, name) in [(&*meta.labels, "labels"), (&meta.annotations, "annotations")] {
                 if map.contains_key(INJECT) {
                     let field = join(&format!("metadata.{name}"), INJECT);
@@ -152,12 +148,21 @@ pub(super) fn check(kind: Kind, meta: &Meta, findings: &mut Findings) {
 
 /// Label of a namespace that names the revision of the control plane.
 const REVISION: &str = "istio.io/rev";
+/// Label of a namespace that selects Istio's ambient mode.
+const DATAPLANE_MODE: &str = "istio.io/dataplane-mode";
 
 fn of_namespace(labels: &Labels, findings: &mut Findings) {
-    if labels.contains_key(NAMESPACE_LABEL) && labels.contains_key(REVISION) {
-        let message = "controls injection too, but istio-injection takes precedence";
-        let field = join("metadata.labels", REVISION);
+    let injection = labels.get(NAMESPACE_LABEL).map(String::as_str);
+    let mut several = |label, message: &str| {
+        let field = join("metadata.labels", label);
         findings.add(Code::InjectionLabels, field, message, "remove one of the labels");
+    };
+    if injection.is_some_and(|value| value != "disabled") && labels.contains_key(REVISION) {
+        several(REVISION, "controls injection too, but istio-injection takes precedence");
+    }
+    let is_injected = injection.map_or_else(|| labels.contains_key(REVISION), |value| value != "disabled");
+    if is_injected && labels.get(DATAPLANE_MODE).is_some_and(|mode| mode == "ambient") {
+        several(DATAPLANE_MODE, "selects ambient mode, and another label has sidecars injected");
     }
     for (key, value) in labels {
         let field = join("metadata.labels", key);
@@ -169,6 +174,20 @@ fn of_namespace(labels: &Labels, findings: &mut Findings) {
             findings.add(Code::UnknownAnnotation, field, message, format!("did you mean {NAMESPACE_LABEL}?"));
         }
     }
+}
+
+/// Annotations of pods whose values are numbers.
+const NUMBERS: &[&str] = &[
+    "readiness.status.sidecar.istio.io/failureThreshold",
+    "readiness.status.sidecar.istio.io/initialDelaySeconds",
+    "readiness.status.sidecar.istio.io/periodSeconds",
+    "status.sidecar.istio.io/port",
+];
+
+/// Returns whether a label or an annotation is in a domain whose names are all known.
+pub(super) fn is_of_domain(key: &str) -> bool {
+    let domain = key.split('/').next().unwrap_or_default();
+    ["sidecar.istio.io", "traffic.sidecar.istio.io", "proxy.istio.io"].contains(&domain)
 }
 
 /// Checks the labels or annotations of a pod.
@@ -189,10 +208,13 @@ pub(super) fn values(map: &Labels, at: &str, findings: &mut Findings) {
             settings(value, &field, findings);
             continue;
         }
+        if NUMBERS.contains(&key.as_str()) && value.parse::<u32>().is_err() {
+            let message = format!("{value:?} is not a number, so it has no effect");
+            findings.add(Code::InjectionLabelValue, field, message, "write a number in quotes");
+            continue;
+        }
         let domain = key.split('/').next().unwrap_or_default();
-        let known_domain =
-            ["sidecar.istio.io", "traffic.sidecar.istio.io", "proxy.istio.io"].contains(&domain);
-        if known_domain && !KNOWN.contains(&key.as_str()) && !key.starts_with("sidecar.istio.io/istio") {
+        if is_of_domain(key) && !KNOWN.contains(&key.as_str()) && !key.starts_with("sidecar.istio.io/istio") {
             let of_domain: Vec<&str> =
                 KNOWN.iter().copied().filter(|known| known.split('/').next() == Some(domain)).collect();
             let remedy =

@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 
 use skysail_yaml::join;
 
-use super::{Code, Finding, Findings, injection, is_dns_name, is_label_text, port};
+use super::{Code, Finding, Findings, annotations, injection, is_dns_name, is_label_text, port};
 use crate::{
     api::{
         Kind, Labels, Meta, Protocol,
@@ -48,6 +48,7 @@ pub(crate) fn meta(kind: Kind, meta: &Meta) -> Vec<Finding> {
     labels(&meta.labels, "metadata.labels", &mut findings);
     settings(kind, meta, &mut findings);
     injection::check(kind, meta, &mut findings);
+    annotations::check(kind, &meta.annotations, &mut findings);
     findings.done()
 }
 

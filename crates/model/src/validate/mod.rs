@@ -3,6 +3,7 @@
 //! These are pure checks of typed objects; each finding has field, message and remedy. The World checks relations
 //! between objects.
 
+mod annotations;
 mod ca_certificates;
 mod destination_rule;
 mod envoy_filter;

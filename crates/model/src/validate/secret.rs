@@ -35,8 +35,7 @@ pub(crate) fn secret(secret: &Secret, invalid: &[String], findings: &mut Finding
         }
         return;
     };
-    let is_pem = |bytes: &[u8]| bytes.windows(11).any(|part| part == b"-----BEGIN ");
-    if !is_pem(pair.chain) || !is_pem(pair.key) {
+    if !pair.is_pem() {
         // Opaque Secrets may use the same keys for other purposes.
         if secret.is_tls {
             let message = "certificate or key is not PEM, so gateways refuse it";

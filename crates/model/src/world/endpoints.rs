@@ -7,7 +7,8 @@ use skysail_core::SpiffeId;
 use super::{World, entry_hosts};
 use crate::api::{
     Address, EndpointSlice, Labels, Pod, Service, ServicePort, Typed,
-    kube::{Locality, SliceEndpoint, TargetPort},
+    kube::{HOSTNAME, Locality, SliceEndpoint, TargetPort},
+    locality::is_of_place,
     selects,
 };
 
@@ -33,10 +34,16 @@ pub struct Endpoint {
 impl Endpoint {
     /// Returns whether the endpoint belongs to a subset with these labels.
     pub fn has_labels(&self, subset: &Labels) -> bool {
-        match &self.pod {
-            Some(pod) => selects(subset, &pod.meta.labels),
-            None => subset.is_empty(),
+        let Some(pod) = &self.pod else { return subset.is_empty() };
+        if !subset.keys().any(|name| is_of_place(name)) {
+            return selects(subset, &pod.meta.labels);
         }
+        let node = Some(pod.spec.node.as_str()).filter(|node| !node.is_empty());
+        subset.iter().all(|(name, value)| {
+            let of_node = node.filter(|_| name == HOSTNAME);
+            let of_place = self.locality.label(name).or(of_node);
+            of_place.or_else(|| pod.meta.labels.get(name).map(String::as_str)) == Some(value)
+        })
     }
 
     /// Returns whether the endpoint has a sidecar, which accepts mutual TLS.

@@ -99,6 +99,8 @@ fn endpoints_are_ready_pods_with_named_ports_resolved() {
     assert_eq!((endpoints[0].locality.region.as_str(), endpoints[0].locality.zone.as_str()), ("r", "z"));
     assert!(endpoints[0].has_labels(&labels(&[("version", "v1")])));
     assert!(!endpoints[1].has_labels(&labels(&[("version", "v1")])));
+    let of_place = |zone| labels(&[("version", "v1"), ("topology.kubernetes.io/zone", zone)]);
+    assert!(endpoints[0].has_labels(&of_place("z")) && !endpoints[0].has_labels(&of_place("y")));
     assert_eq!(world.endpoints(&service, &service.spec.ports[1])[0].port, 9000);
     let identities: Vec<_> =
         world.service_identities(&service).iter().map(|id| id.service_account.clone()).collect();

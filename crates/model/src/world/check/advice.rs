@@ -33,12 +33,14 @@ impl World {
         let mut report = Report::new(self, RandomState::new());
         report.diagnostics.extend(self.validate().into_iter().chain(of_files));
         report.hidden_and_ambiguous_hosts();
+        report.shared_hosts();
         report.covered_matches();
         report.claims_at_gateways();
         report.export_to();
         report.gateway_api();
         report.gateway_ports();
         report.gateway_conflicts();
+        report.shared_certificates();
         report.certificates(now);
         report.server_verification();
         report.sidecars();

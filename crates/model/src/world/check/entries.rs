@@ -7,6 +7,9 @@ use crate::{
     world::entry_hosts::merges,
 };
 
+/// Variable that has the proxies of the mesh answer DNS.
+const DNS_CAPTURE: &str = "ISTIO_META_DNS_CAPTURE";
+
 impl Report<'_> {
     pub(super) fn service_entry(&mut self, about: &ObjectReport<'_, ServiceEntry>) {
         let entry = about.entry;
@@ -33,7 +36,11 @@ impl Report<'_> {
     /// Checks ports whose connections name no host, so that only an address distinguishes services.
     fn ports_without_address(&mut self, about: &ObjectReport<'_, ServiceEntry>) {
         let spec = &about.entry.object.spec;
-        let allocated = self.world.allocates() && spec.hosts.iter().all(|host| spec.is_allocatable(host));
+        // The control plane allocates addresses for proxies that answer DNS.
+        let variables = &self.world.mesh().default_config.proxy_metadata;
+        let answers = variables.get(DNS_CAPTURE).is_some_and(|value| value == "true");
+        let allocated =
+            (self.world.allocates() || answers) && spec.hosts.iter().all(|host| spec.is_allocatable(host));
         if !spec.addresses.is_empty() || allocated {
             return;
         }

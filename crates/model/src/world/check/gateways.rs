@@ -3,12 +3,15 @@
 
 use std::{cell::OnceCell, collections::BTreeSet};
 
-use super::{ObjectReport, Report, label_text, rules::destinations};
+use super::{ObjectReport, Report, label_text};
 use crate::{
     analysis::Code,
     api::{Gateway, Labels, VirtualService, gateway::Server, selects},
     world::{GatewayHosts, gateway_name},
 };
+
+/// Name of the sidecars of the mesh in `gateways`.
+const MESH: &str = "mesh";
 
 impl<'a> Report<'a> {
     pub(super) fn gateway(&mut self, about: &ObjectReport<'a, Gateway>) {
@@ -28,7 +31,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// Checks the Gateways that a VirtualService names, and its destinations if it is for gateways only.
+    /// Checks the Gateways that a VirtualService names.
     pub(super) fn bound(&mut self, about: &ObjectReport<'_, VirtualService>, spec: &VirtualService) {
         let namespace = about.namespace();
         for (index, written) in spec.gateways.iter().enumerate() {
@@ -55,13 +58,29 @@ impl<'a> Report<'a> {
                 );
             }
         }
-        if spec.is_for_mesh() {
+    }
+
+    /// Reports gateways of matches to which the VirtualService is not bound. Those of a delegate are those of its roots.
+    pub(super) fn matched_gateways(
+        &mut self,
+        about: &ObjectReport<'_, VirtualService>,
+        spec: &VirtualService,
+    ) {
+        let mut named = gateways_of("http", spec.http.iter().map(|rule| &rule.matches), |of| &of.gateways);
+        named.extend(gateways_of("tls", spec.tls.iter().map(|rule| &rule.matches), |of| &of.gateways));
+        named.extend(gateways_of("tcp", spec.tcp.iter().map(|rule| &rule.matches), |of| &of.gateways));
+        if named.is_empty() || spec.hosts.is_empty() {
             return;
         }
-        for (index, route) in spec.http.iter().enumerate() {
-            for (field, destination) in destinations(route) {
-                self.destination(about, &format!("spec.http[{index}].{field}"), destination);
-            }
+        let full = |written: &String| gateway_name(written, about.namespace());
+        let mut bound: BTreeSet<String> = spec.gateways.iter().map(full).collect();
+        if bound.is_empty() {
+            bound.insert(MESH.to_owned());
+        }
+        for (field, written) in named.into_iter().filter(|(_, written)| !bound.contains(&full(written))) {
+            let message = format!("{written:?} is not among spec.gateways, so it matches nothing");
+            let remedy = "add it to spec.gateways, or remove it";
+            self.report(about, Code::NeverMatches, field, message, remedy);
         }
     }
 
@@ -82,19 +101,28 @@ impl<'a> Report<'a> {
             tls.credentials().into_iter().map(|name| name.strip_prefix("kubernetes://").unwrap_or(name));
         for (name, namespace) in names.flat_map(|name| namespaces.iter().map(move |of| (name, of))) {
             let secret = self.world.secret(namespace, name);
-            let message = match secret.map(|secret| secret.pair().is_some()) {
-                Some(true) => continue,
-                Some(false) => format!("Secret {namespace}/{name} has no certificate and key"),
-                None => format!("there is no Secret {namespace}/{name}, so clients get no certificate"),
+            let (code, message) = match secret.map(|secret| secret.pair().map(|pair| pair.is_pem())) {
+                Some(Some(true)) => continue,
+                Some(Some(false)) => (
+                    Code::CertificateNotPem,
+                    format!("certificate or key of Secret {namespace}/{name} is not PEM"),
+                ),
+                Some(None) => {
+                    (Code::UnknownSecret, format!("Secret {namespace}/{name} has no certificate and key"))
+                }
+                None => (
+                    Code::UnknownSecret,
+                    format!("there is no Secret {namespace}/{name}, so clients get no certificate"),
+                ),
             };
             let remedy =
                 "the Secret must be in the namespace of the gateway's pods, with tls.crt and tls.key";
-            self.report(about, Code::UnknownSecret, format!("{field}.credentialName"), message, remedy);
+            self.report(about, code, format!("{field}.credentialName"), message, remedy);
         }
     }
 
     /// Returns the namespaces of the workloads with these labels; none if the selector is empty.
-    fn namespaces(&self, selector: &Labels) -> BTreeSet<String> {
+    pub(super) fn namespaces(&self, selector: &Labels) -> BTreeSet<String> {
         let pods = self.world.pods().filter(|pod| !pod.spec.has_ended && selects(selector, &pod.meta.labels));
         let templates = self.world.templates().filter(|template| selects(selector, &template.spec.labels));
         let templates = templates.map(|template| &template.meta.namespace);
@@ -104,4 +132,21 @@ impl<'a> Report<'a> {
             .cloned()
             .collect()
     }
+}
+
+/// Returns the gateways that the matches of a list of rules name, with their fields.
+fn gateways_of<'s, M: 's>(
+    list: &str,
+    rules: impl Iterator<Item = &'s Vec<M>>,
+    gateways: fn(&M) -> &Vec<String>,
+) -> Vec<(String, &'s String)> {
+    let mut found = Vec::new();
+    for (rule, matches) in rules.enumerate() {
+        for (at, matched) in matches.iter().enumerate() {
+            for (index, name) in gateways(matched).iter().enumerate() {
+                found.push((format!("spec.{list}[{rule}].match[{at}].gateways[{index}]"), name));
+            }
+        }
+    }
+    found
 }

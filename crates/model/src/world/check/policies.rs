@@ -149,13 +149,24 @@ impl Report<'_> {
         let named = |list: &'static str| move |(index, providers)| (list, index, providers);
         let all = tracing.map(named("tracing")).chain(metrics.map(named("metrics")));
         for (list, index, providers) in all.chain(logs.map(named("accessLogging"))) {
+            let field = format!("spec.{list}[{index}].providers");
+            if let Some(removed) = providers.iter().find(|of| self.is_removed(of)) {
+                let message =
+                    format!("{:?} is a provider lightstep, which current proxies do not have", removed.name);
+                self.report(about, Code::Deprecated, &field, message, "use a provider opentelemetry");
+            }
             let unknown = |of: &&ProviderRef| !self.world.has_provider(&of.name);
             let Some(provider) = providers.iter().find(unknown) else { continue };
             let message = format!("extensionProviders of the mesh configuration has no {:?}", provider.name);
-            let field = format!("spec.{list}[{index}].providers");
             self.report(about, Code::UnknownProvider, field, message, "correct the name");
         }
         self.logs_without_provider(about);
+    }
+
+    /// Returns whether a provider is of a kind that was removed from Envoy.
+    fn is_removed(&self, provider: &ProviderRef) -> bool {
+        let mut known = self.world.mesh().extension_providers.iter();
+        known.any(|of| of.name == provider.name && of.lightstep.is_some())
     }
 
     /// Reports access logs for which neither their object, nor another one, nor the mesh configuration names a provider.

@@ -9,6 +9,7 @@ use crate::{
         DestinationRule, Kind, MtlsMode, Protocol, Service, ServicePort, Template, Typed, VirtualService,
         destination_rule::ClientTlsMode,
         kube::TargetPort,
+        locality::is_of_place,
         selects,
         virtual_service::{Destination, IstioHttpRoute},
     },
@@ -28,22 +29,26 @@ impl<'a> Report<'a> {
             return;
         }
         self.bound(about, spec);
+        self.matched_gateways(about, spec);
+        self.destinations(about, spec);
+        self.delegates(about);
         if !spec.is_for_mesh() {
             return;
         }
         self.hosts(about, spec);
         for (index, route) in spec.http.iter().enumerate() {
             self.matches(about, spec, &format!("spec.http[{index}]"), route);
+        }
+        self.connections(about, spec);
+    }
+
+    /// Checks the destinations of all rules.
+    fn destinations(&mut self, about: &ObjectReport<'_, VirtualService>, spec: &VirtualService) {
+        for (index, route) in spec.http.iter().enumerate() {
             for (field, destination) in destinations(route) {
                 self.destination(about, &format!("spec.http[{index}].{field}"), destination);
             }
         }
-        self.connections(about, spec);
-        self.delegates(about);
-    }
-
-    /// Checks the rules for TCP and TLS.
-    fn connections(&mut self, about: &ObjectReport<'_, VirtualService>, spec: &VirtualService) {
         let tls = spec.tls.iter().map(|route| &route.route).enumerate();
         let tcp = spec.tcp.iter().map(|route| &route.route).enumerate();
         let tls = tls.map(|(index, route)| (format!("spec.tls[{index}]"), route));
@@ -53,6 +58,10 @@ impl<'a> Report<'a> {
                 self.destination(about, &format!("{field}.route[{index}].destination"), &to.destination);
             }
         }
+    }
+
+    /// Reports rules for TCP and TLS whose hosts have no such port.
+    fn connections(&mut self, about: &ObjectReport<'_, VirtualService>, spec: &VirtualService) {
         let services =
             spec.hosts.iter().filter_map(|host| self.world.service(&fqdn(host, about.namespace())));
         let services: Vec<_> = services.collect();
@@ -302,7 +311,7 @@ impl<'a> Report<'a> {
         self.port_settings(about, spec, service);
     }
 
-    /// Reports subsets without pods, unless the service has no pod at all, which is another problem.
+    /// Reports subsets without pods. Reports nothing while no workload is known, since rules may be checked alone.
     fn subsets(
         &mut self,
         about: &ObjectReport<'_, DestinationRule>,
@@ -310,12 +319,15 @@ impl<'a> Report<'a> {
         service: &Typed<Service>,
     ) {
         let namespace = Some(service.meta.namespace.as_str());
-        let behind: Vec<_> = self.world.workloads(namespace, &service.spec.selector).collect();
-        if service.spec.selector.is_empty() || behind.is_empty() {
+        if service.spec.selector.is_empty() || !self.world.any_workload() {
             return;
         }
+        let behind: Vec<_> = self.world.workloads(namespace, &service.spec.selector).collect();
         for (index, subset) in spec.subsets.iter().enumerate() {
-            if behind.iter().any(|labels| selects(&subset.labels, labels)) {
+            // The nodes of the pods are unknown.
+            let mut own = subset.labels.clone();
+            own.retain(|name, value| !is_of_place(name) || value.is_empty());
+            if behind.iter().any(|labels| selects(&own, labels)) {
                 continue;
             }
             let labels = label_text(&subset.labels);
@@ -372,9 +384,7 @@ impl<'a> Report<'a> {
             .namespace(namespace)
             .is_none_or(|labels| labels.get("istio-injection").is_none_or(|value| value != "disabled"));
         let of_service = |template: &&Typed<Template>| {
-            let labels = &template.spec.labels;
-            let out = labels.get("sidecar.istio.io/inject").is_some_and(|value| value == "false");
-            injected && !out && selects(&service.spec.selector, labels)
+            injected && template.spec.is_injected && selects(&service.spec.selector, &template.spec.labels)
         };
         world.templates_in(namespace).filter(of_service).any(|template| {
             let number = |port: &ServicePort| match &port.target {

@@ -1,14 +1,20 @@
-//! Certificates that have expired or soon will, and rules that verify no server.
+//! Certificates that have expired or soon will, gateways that use them, and rules that verify no server.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use x509_parser::pem::Pem;
 
-use super::super::{ObjectReport, Report};
+use super::{
+    super::{ObjectReport, Report},
+    gateways::written,
+};
 use crate::{
     analysis::Code,
     api::{
         DestinationRule, Kind,
         destination_rule::{ClientTls, ClientTlsMode},
     },
+    world::SECRET,
 };
 
 /// Time before the end of a certificate from which it is reported, in seconds: 14 days.
@@ -19,6 +25,7 @@ impl Report<'_> {
     /// soon.
     pub(super) fn certificates(&mut self, now: i64) {
         let world = self.world.unrecorded();
+        let mut expired = BTreeMap::new();
         for entry in world.secrets.iter() {
             let Some(pair) = entry.object.spec.pair() else { continue };
             let about = ObjectReport { entry, kind: Kind::Secret };
@@ -41,7 +48,36 @@ impl Report<'_> {
             } else {
                 continue;
             };
+            if code == Code::CertificateExpired {
+                expired.insert((about.namespace(), entry.object.meta.name.as_str()), message.clone());
+            }
             self.report(&about, code, "data", message, "renew it");
+        }
+        self.expired_at_gateways(&expired);
+    }
+
+    /// Reports servers whose Secrets have a certificate that is not valid. `expired` has the reasons by namespace and
+    /// name.
+    fn expired_at_gateways(&mut self, expired: &BTreeMap<(&str, &str), String>) {
+        let names: BTreeSet<&str> = expired.keys().map(|(_, name)| *name).collect();
+        for entry in written(self.world.unrecorded()) {
+            let about = ObjectReport { entry, kind: Kind::Gateway };
+            let spec = &entry.object.spec;
+            for (index, server) in spec.servers.iter().enumerate() {
+                let used = server
+                    .tls
+                    .iter()
+                    .flat_map(|tls| tls.credentials())
+                    .map(|name| name.trim_start_matches(SECRET));
+                for name in used.filter(|name| names.contains(name)) {
+                    for namespace in self.namespaces(&spec.selector) {
+                        let Some(reason) = expired.get(&(namespace.as_str(), name)) else { continue };
+                        let message = format!("Secret {namespace}/{name}: {reason}");
+                        let field = format!("spec.servers[{index}].tls.credentialName");
+                        self.report(&about, Code::CertificateExpired, field, message, "renew it");
+                    }
+                }
+            }
         }
     }
 

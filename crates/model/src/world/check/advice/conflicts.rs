@@ -54,37 +54,79 @@ impl Report<'_> {
         }
     }
 
-    /// Reports ports of ServiceEntries that an older entry with the same host has with another protocol.
+    /// Reports hosts that an older VirtualService has too, and those that a younger one has. Conflicts that exist in the
+    /// namespace of the younger one are reported without the other objects.
+    pub(super) fn shared_hosts(&mut self) {
+        let world = self.world.unrecorded();
+        let is_rule = |entry: &&Entry<VirtualService>| {
+            let spec = &entry.object.spec;
+            spec.derived.is_none() && spec.is_for_mesh() && !spec.http.is_empty()
+        };
+        let mut entries: Vec<_> = world.virtual_services.iter().filter(is_rule).collect();
+        entries.sort_by(|one, other| one.age().cmp(&other.age()));
+        let mut owners: BTreeMap<String, HostOwners<'_>> = BTreeMap::new();
+        let mut found = Vec::new();
+        for entry in entries {
+            let (meta, spec) = (&entry.object.meta, &entry.object.spec);
+            let scopes = scopes(&meta.namespace, world.virtual_service_export_to(entry));
+            for (index, host) in spec.hosts.iter().enumerate() {
+                let owner = (entry, index);
+                let older =
+                    owners.entry(fqdn(host, &meta.namespace)).or_default().add(owner, scopes.as_ref());
+                found.extend(older.into_iter().map(|older| (owner, older)));
+            }
+        }
+        let mut reported = BTreeSet::new();
+        for ((younger, index), (older, of_older)) in found {
+            let (about, other) = (
+                ObjectReport { entry: younger, kind: Kind::VirtualService },
+                ObjectReport { entry: older, kind: Kind::VirtualService },
+            );
+            let host = &younger.object.spec.hosts[index];
+            if !world.virtual_service_visible(older, about.namespace()) {
+                let message =
+                    format!("where {} is visible, it routes {host}, because it is older", other.name());
+                let field = format!("spec.hosts[{index}]");
+                self.report(&about, Code::HostConflict, field, message, MERGE);
+            }
+            if reported.insert((other.name(), of_older)) {
+                let message = format!("{} has {host} too, and has no effect on it", about.name());
+                self.report(&other, Code::SharedHost, format!("spec.hosts[{of_older}]"), message, MERGE);
+            }
+        }
+    }
+
+    /// Reports ports of ServiceEntries that another entry with the same host has with another protocol.
     pub(super) fn entry_protocols(&mut self) {
         let world = self.world.unrecorded();
         let mut entries: Vec<_> = world.service_entries.iter().collect();
         entries.sort_by(|one, other| one.age().cmp(&other.age()));
-        let mut seen: BTreeMap<(&str, u32), (&Entry<ServiceEntry>, &str)> = BTreeMap::new();
-        let mut found = Vec::new();
+        let mut seen: BTreeMap<(&str, u32), (&Entry<ServiceEntry>, usize)> = BTreeMap::new();
+        let (mut found, mut reported) = (Vec::new(), BTreeSet::new());
         for entry in entries {
             let spec = &entry.object.spec;
             let hosts = spec.hosts.iter();
             let ports = hosts.flat_map(|host| spec.ports.iter().enumerate().map(move |port| (host, port)));
             for (host, (index, port)) in ports {
                 let key = (host.as_str(), port.number);
-                let (first, protocol) = *seen.entry(key).or_insert((entry, &port.protocol));
+                let (first, of_first) = *seen.entry(key).or_insert((entry, index));
+                let protocol = &first.object.spec.ports[of_first].protocol;
                 let scopes =
                     [&first.object, &entry.object].map(|of| (&of.meta.namespace, &of.spec.export_to));
                 let is_same = protocol.eq_ignore_ascii_case(&port.protocol);
                 if !is_same && meet(scopes) {
-                    found.push((
-                        entry,
-                        first,
-                        index,
-                        format!("{protocol} for port {} of {host}", port.number),
-                    ));
+                    let place = format!("for port {} of {host}", port.number);
+                    found.push((entry, first, index, format!("{protocol} {place}")));
+                    if reported.insert((host, port.number)) {
+                        found.push((first, entry, of_first, format!("{} {place}", port.protocol)));
+                    }
                 }
             }
         }
-        for (entry, first, index, what) in found {
+        for (entry, other, index, what) in found {
             let about = ObjectReport { entry, kind: Kind::ServiceEntry };
-            let first = ObjectReport { entry: first, kind: Kind::ServiceEntry }.name();
-            let message = format!("{first} has protocol {what}");
+            let other = ObjectReport { entry: other, kind: Kind::ServiceEntry }.name();
+            let message = format!("{other} has protocol {what}");
             let field = format!("spec.ports[{index}].protocol");
             self.report(&about, Code::EntryProtocolConflict, field, message, "use the same protocol");
         }
@@ -125,13 +167,53 @@ impl Report<'_> {
     }
 }
 
+/// Remedy for VirtualServices of the same host.
+const MERGE: &str = "merge the rules into one VirtualService";
+
+/// A VirtualService, and the position of a host in it.
+type HostOwner<'a> = (&'a Entry<VirtualService>, usize);
+
+/// The oldest VirtualServices of a host.
+#[derive(Default)]
+struct HostOwners<'a> {
+    /// Of those that all namespaces see.
+    public: Option<HostOwner<'a>>,
+    /// Of those that a namespace sees, by the namespace.
+    scoped: BTreeMap<&'a str, HostOwner<'a>>,
+}
+
+impl<'a> HostOwners<'a> {
+    /// Adds a VirtualService that the namespaces `scopes` see, or all. Returns older ones that one of them sees too.
+    fn add(&mut self, owner: HostOwner<'a>, scopes: Option<&BTreeSet<&'a str>>) -> Vec<HostOwner<'a>> {
+        let mut older: Vec<_> = self.public.into_iter().collect();
+        match scopes {
+            // The scoped ones that follow are younger than the first public one.
+            None if older.is_empty() => {
+                older.extend(self.scoped.values().copied());
+                self.public = Some(owner);
+            }
+            None => {}
+            Some(scopes) => {
+                for namespace in scopes {
+                    let first = *self.scoped.entry(namespace).or_insert(owner);
+                    older.extend(Some(first).filter(|(first, _)| !std::ptr::eq(*first, owner.0)));
+                }
+            }
+        }
+        older.retain(|(entry, _)| !std::ptr::eq(*entry, owner.0));
+        older
+    }
+}
+
+/// Returns the namespaces that see an object, by its namespace and `exportTo`; `None` for all.
+fn scopes<'a>(own: &'a str, list: &'a [String]) -> Option<BTreeSet<&'a str>> {
+    let is_public = list.is_empty() || list.iter().any(|name| name == "*");
+    let names = list.iter().filter(|name| *name != "~").map(|name| if name == "." { own } else { name });
+    (!is_public).then(|| names.collect())
+}
+
 /// Returns whether a namespace sees two objects, by their namespaces and `exportTo`.
 fn meet([(one, to_one), (other, to_other)]: [(&String, &Vec<String>); 2]) -> bool {
-    let scopes = |own: &String, list: &[String]| -> Option<BTreeSet<String>> {
-        let is_public = list.is_empty() || list.iter().any(|name| name == "*");
-        let names = list.iter().map(|name| if name == "." { own } else { name }.clone());
-        (!is_public).then(|| names.collect())
-    };
     match (scopes(one, to_one), scopes(other, to_other)) {
         (Some(one), Some(other)) => !one.is_disjoint(&other),
         _ => true,

@@ -157,7 +157,7 @@ impl Report<'_> {
                 let Some(operation) = patch.patch.as_ref().map(|patch| patch.operation) else { continue };
                 let field = format!("spec.configPatches[{index}].patch.operation");
                 if entry.object.spec.priority == 0 && is_relative(operation, patch) {
-                    let message = "depends on another filter, and the EnvoyFilter has no priority";
+                    let message = "depends on the patches before it, and the EnvoyFilter has no priority";
                     let remedy = "set priority, or use INSERT_FIRST or ADD";
                     self.report(&about, Code::RelativePatch, field, message, remedy);
                 }
@@ -166,19 +166,21 @@ impl Report<'_> {
     }
 }
 
-/// Returns whether a patch needs a filter that another EnvoyFilter may add later.
+/// Returns whether the result of a patch depends on the patches before it.
 fn is_relative(operation: PatchOperation, patch: &ConfigPatch) -> bool {
-    let moves = matches!(
-        operation,
-        PatchOperation::InsertBefore
-            | PatchOperation::InsertAfter
-            | PatchOperation::Replace
-            | PatchOperation::Merge
-            | PatchOperation::Remove
-    );
-    if !moves || !matches!(patch.apply_to, ApplyTo::HttpFilter | ApplyTo::NetworkFilter) {
-        return false;
+    use {ApplyTo as To, PatchOperation as Op};
+    let is_filter = matches!(patch.apply_to, To::HttpFilter | To::NetworkFilter);
+    match operation {
+        Op::InsertBefore | Op::InsertAfter => true,
+        Op::Replace => is_filter || patch.apply_to == To::VirtualHost,
+        Op::Remove => !matches!(patch.apply_to, To::RouteConfiguration | To::HttpRoute),
+        Op::Merge => is_filter && needs_other_patch(patch),
+        _ => false,
     }
+}
+
+/// Returns whether a patch names a filter that only another EnvoyFilter adds.
+fn needs_other_patch(patch: &ConfigPatch) -> bool {
     let listener = patch.matched.listener.as_ref();
     let filter = listener.and_then(|of| of.filter_chain.as_ref()?.filter.as_ref());
     let name = match patch.apply_to {

@@ -1,10 +1,12 @@
 //! VirtualServices: hosts that are not exported, destinations without a port, covered matches, claims of tokens.
 
+use std::collections::BTreeSet;
+
 use super::super::{ObjectReport, Report, rules::destinations, runs_in};
 use crate::{
     World,
     analysis::Code,
-    api::{Kind, Labels, VirtualService, selects, virtual_service::HttpMatchRequest},
+    api::{Kind, Labels, Service, Typed, VirtualService, selects, virtual_service::HttpMatchRequest},
     coverage::{covers_connection, covers_request},
     world::{gateway_name, hosts::fqdn, store::Entry},
 };
@@ -21,29 +23,53 @@ impl Report<'_> {
         let world = self.world.unrecorded();
         for entry in written(world) {
             let about = ObjectReport { entry, kind: Kind::VirtualService };
+            let ports = arriving(world, entry);
             for (rule, route) in entry.object.spec.http.iter().enumerate() {
                 for (at, destination) in destinations(route) {
                     let full = fqdn(&destination.host, about.namespace());
                     let Some(service) = world.service(&full) else { continue };
                     let at = format!("spec.http[{rule}].{at}");
-                    if !world.service_visible(service, about.namespace()) {
-                        let message = format!(
-                            "{full} is not exported to namespace {}; requests get 503",
-                            about.namespace()
-                        );
+                    if let Some(hidden) = hidden_from(world, entry, service) {
+                        let message =
+                            format!("{full} is not exported to namespace {hidden}; requests get 503");
                         let remedy = "add the namespace to exportTo of the Service or ServiceEntry";
                         self.report(&about, Code::HiddenHost, format!("{at}.host"), message, remedy);
                     }
-                    let ports = service.spec.ports.len();
-                    if destination.port.is_none() && ports > 1 && service.spec.entry_host.is_none() {
-                        let message = format!(
-                            "{full} has {ports} ports and none is named, so the request's port is used"
-                        );
-                        let field = format!("{at}.port");
-                        self.report(&about, Code::DestinationPortRequired, field, message, "set port.number");
+                    if destination.port.is_none() {
+                        self.port_of_request(&about, service, &ports, format!("{at}.port"));
                     }
                 }
             }
+        }
+    }
+
+    /// Checks a destination without a port. The port of the request is used, except at a gateway for a Service that has
+    /// one port only.
+    fn port_of_request(
+        &mut self,
+        about: &ObjectReport<'_, VirtualService>,
+        service: &Typed<Service>,
+        arriving: &BTreeSet<(bool, u16)>,
+        field: String,
+    ) {
+        let (name, ports) = (service.fqdn(), &service.spec.ports);
+        let serves = |(at_gateway, number): &(bool, u16)| {
+            *at_gateway && ports.len() == 1 || ports.iter().any(|port| port.port == *number)
+        };
+        if !arriving.is_empty() && !arriving.iter().any(serves) {
+            let numbers: BTreeSet<u16> = arriving.iter().map(|(_, number)| *number).collect();
+            let numbers: Vec<String> = numbers.iter().map(ToString::to_string).collect();
+            let message = format!(
+                "is missing, so the port of the request ({}) is used, which {name} does not have; requests get 503",
+                numbers.join(", ")
+            );
+            let own: Vec<String> = ports.iter().map(|port| port.port.to_string()).collect();
+            let remedy = format!("set port.number to a port of the service: {}", own.join(", "));
+            self.report(about, Code::UnknownDestinationPort, field, message, remedy);
+        } else if ports.len() > 1 && service.spec.entry_host.is_none() {
+            let message =
+                format!("{name} has {} ports and none is named, so the request's port is used", ports.len());
+            self.report(about, Code::DestinationPortRequired, field, message, "set port.number");
         }
     }
 
@@ -179,6 +205,40 @@ impl Report<'_> {
             }
         }
     }
+}
+
+/// Returns the first namespace with clients of a VirtualService that does not see a service: its own, or one that its
+/// `exportTo` names.
+fn hidden_from<'a>(
+    world: &'a World,
+    entry: &'a Entry<VirtualService>,
+    service: &Typed<Service>,
+) -> Option<&'a str> {
+    let named = world.virtual_service_export_to(entry).iter().map(String::as_str);
+    let named = named.filter(|name| !matches!(*name, "*" | "." | "~"));
+    let mut all = std::iter::once(entry.object.meta.namespace.as_str()).chain(named);
+    all.find(|namespace| !world.service_visible(service, namespace))
+}
+
+/// Returns the ports at which the requests of a VirtualService arrive, and whether at a gateway; none if some are
+/// unknown.
+fn arriving(world: &World, entry: &Entry<VirtualService>) -> BTreeSet<(bool, u16)> {
+    let (namespace, spec) = (entry.object.meta.namespace.as_str(), &entry.object.spec);
+    let mut ports = BTreeSet::new();
+    if spec.is_for_mesh() {
+        for host in &spec.hosts {
+            let Some(service) = world.service(&fqdn(host, namespace)) else { return BTreeSet::new() };
+            ports.extend(service.spec.ports.iter().map(|port| (false, port.port)));
+        }
+    }
+    for written in spec.gateways.iter().filter(|written| *written != "mesh") {
+        let name = gateway_name(written, namespace);
+        let gateway = name.split_once('/').and_then(|(of, bare)| world.gateways.get(of, bare));
+        let Some(gateway) = gateway else { return BTreeSet::new() };
+        let servers = gateway.object.spec.servers.iter().filter_map(|server| server.port.as_ref());
+        ports.extend(servers.filter_map(|port| Some((true, u16::try_from(port.number).ok()?))));
+    }
+    ports
 }
 
 /// Returns the VirtualServices that users wrote.

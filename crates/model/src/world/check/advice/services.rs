@@ -9,6 +9,9 @@ use crate::{
     world::store::Entry,
 };
 
+/// Namespaces whose Services are not those of users. Source: istioctl, which leaves them out too.
+const SYSTEM: &[&str] = &["istio-system", "kube-node-lease", "kube-public", "kube-system"];
+
 impl Report<'_> {
     /// Reports ports that declare no protocol, and TCP ports of ExternalName Services.
     pub(super) fn service_ports_by_name(&mut self) {
@@ -17,6 +20,9 @@ impl Report<'_> {
         let typos: BTreeSet<(String, u32)> = typos.map(|found| (found.file.clone(), found.line)).collect();
         for entry in world.services.iter().filter(|entry| entry.object.spec.entry_host.is_none()) {
             let about = ObjectReport { entry, kind: Kind::Service };
+            if SYSTEM.contains(&about.namespace()) {
+                continue;
+            }
             let spec = &entry.object.spec;
             for (index, port) in spec.ports.iter().enumerate() {
                 let field = format!("spec.ports[{index}].name");
@@ -46,7 +52,8 @@ impl Report<'_> {
     /// different ports to one port of the container.
     pub(super) fn pods_of_several_services(&mut self) {
         let world = self.world.unrecorded();
-        for entry in world.templates.values().flat_map(|templates| templates.iter()) {
+        let templates = world.templates.values().flat_map(|templates| templates.iter());
+        for entry in templates.filter(|entry| entry.object.spec.is_injected) {
             let about = ObjectReport { entry, kind: entry.object.spec.kind };
             let services = world.services_selecting(about.namespace(), &entry.object.spec.labels);
             let mut by_port: BTreeMap<u16, (Protocol, &str)> = BTreeMap::new();

@@ -5,6 +5,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
+mod complete;
+mod go_tests;
+mod istioctl;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     env,
@@ -77,6 +81,11 @@ fn yaml_files(folder: &Path) -> Vec<PathBuf> {
 
 /// Analyzes texts, named by their files, as `skysail analyze` does.
 fn analyze(texts: &[(String, String)]) -> Vec<Diagnostic> {
+    analyze_at(NOW, texts)
+}
+
+/// Analyzes texts at a time, in seconds since 1970.
+fn analyze_at(now: i64, texts: &[(String, String)]) -> Vec<Diagnostic> {
     let (mut world, mut files) = (World::new(), Files::new());
     // As a cluster does, gives Services without an address one of their own.
     let mut last = 0;
@@ -93,7 +102,7 @@ fn analyze(texts: &[(String, String)]) -> Vec<Diagnostic> {
             change.apply_to(&mut world);
         }
     }
-    world.analyze(files.diagnostics(), NOW)
+    world.analyze(files.diagnostics(), now)
 }
 
 /// Returns the lines that state the findings of a file.
@@ -327,7 +336,7 @@ fn an_annotation_suppresses_findings_about_its_object() {
 
 /// Returns the page of all codes.
 fn page(examples: &BTreeMap<&str, &Example>) -> String {
-    let mut page = String::from(include_str!("analysis/head.md"));
+    let mut page = String::from(include_str!("head.md"));
     let areas: &[(&str, &str)] = &[
         ("SKY00", "Texts and objects"),
         ("SKY01", "Values of fields"),
