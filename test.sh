@@ -70,7 +70,7 @@ for file in "${files[@]}"; do
     # The files of the module are read-only. A copy that was cut off does not count.
     rm -rf "$copy.part"
     cp -r --no-preserve=mode "$module/$file" "$copy.part"
-    mv "$copy.part" "$copy"
+    mv -T "$copy.part" "$copy"
 done
 # The tests build these programs. Their modules are fetched here.
 for program in grpc fortio; do

@@ -76,18 +76,24 @@ fn gateways_present_their_certificate_to_backends() {
     };
     mesh.put("gateway.yaml", &gateway(""));
     all_answer(503);
-    // The server does not trust this issuer, and the next certificate is used as soon as it comes.
-    mesh.put("own.yaml", &secret("shop/own", &others, &["edge"], &clients));
-    mesh.put("gateway.yaml", &gateway("  tls: {backend: {clientCertificateRef: {name: own}}}\n"));
-    all_answer(503);
+    let with_certificate = |reference: &str| {
+        mesh.put(
+            "gateway.yaml",
+            &gateway(&format!("  tls: {{backend: {{clientCertificateRef: {{{reference}}}}}}}\n")),
+        );
+    };
     mesh.put("own.yaml", &secret("shop/own", &clients, &["edge"], &clients));
+    with_certificate("name: own");
+    all_answer(200);
+    // The server does not trust this issuer, and the next certificate is used as soon as it comes.
+    mesh.put("changed.yaml", &secret("shop/changed", &others, &["edge"], &clients));
+    with_certificate("name: changed");
+    all_answer(503);
+    mesh.put("changed.yaml", &secret("shop/changed", &clients, &["edge"], &clients));
     all_answer(200);
     // Another namespace must permit the reference.
     mesh.put("other.yaml", &secret("other/own", &clients, &["edge"], &clients));
-    mesh.put(
-        "gateway.yaml",
-        &gateway("  tls: {backend: {clientCertificateRef: {name: own, namespace: other}}}\n"),
-    );
+    with_certificate("name: own, namespace: other");
     all_answer(503);
     mesh.put(
         "grant.yaml",
@@ -95,4 +101,6 @@ fn gateways_present_their_certificate_to_backends() {
          spec: {from: [{group: gateway.networking.k8s.io, kind: Gateway, namespace: shop}], to: [{group: '', kind: Secret}]}\n",
     );
     all_answer(200);
+    mesh.put("grant.yaml", "");
+    all_answer(503);
 }

@@ -48,6 +48,7 @@ fn matches_select_a_rule() {
         get("http://api/namespace", 200, &["x-rule: namespace"]),
         get("http://api/gateways", 200, &["x-rule: gateways"]),
         get("http://api/named", 200, &[]),
+        get("http://overridden/", 295, &[]),
         // A delegate of another namespace, and a rule that is exported to its own namespace only.
         get("http://api/delegate/own", 298, &[]),
         get("http://copy/", 200, &["copy-"]),
@@ -57,6 +58,7 @@ fn matches_select_a_rule() {
         get("http://api.shop/labels", 200, &["x-rule: rest"]),
         get("http://api.shop/namespace", 200, &["x-rule: rest"]),
         get("http://copy.shop/", 297, &[]),
+        get("http://overridden.shop/", 296, &[]),
     ];
     check(&mesh, &["outsider"], &outside);
     // The name of a rule and that of its match are the name of the route.

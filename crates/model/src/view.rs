@@ -228,6 +228,9 @@ impl fmt::Display for ClientScope {
         for filter in &self.filters {
             write!(to, ", EnvoyFilter {}/{}", filter.namespace, filter.name)?;
         }
+        if let Some(credential) = &self.client_credential {
+            write!(to, ", certificate for backends {credential}")?;
+        }
         if self.egress.is_some() {
             write!(to, ", restricted by a Sidecar")?;
         }

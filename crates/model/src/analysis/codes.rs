@@ -485,7 +485,7 @@ codes! {
 
     // Conflicts between objects.
     HostConflict "SKY0701" Error ["IST0109"]
-        "An older VirtualService routes the host already."
+        "Another VirtualService routes the host, and takes precedence."
         "Merge the rules into one VirtualService."
     EntryConflict "SKY0702" Error []
         "An older ServiceEntry defines the host with another resolution, location or selector."
@@ -563,7 +563,7 @@ codes! {
         "A gateway sends requests to a service without a subset, although a rule of the mesh has subsets for it."
         "Name subsets in the rule of the gateway too if they are to apply there."
     SharedHost "SKY0727" Info ["IST0109"]
-        "A younger VirtualService has the same host, and has no effect on it where both are visible."
+        "Another VirtualService has the same host. Where both are visible, only one of them takes effect."
         "Merge the rules into one VirtualService."
 
     // Support.

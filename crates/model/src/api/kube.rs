@@ -9,12 +9,10 @@ use super::{
     manifest::{self, IntOrText, ObjectMeta, PodSpec, WorkloadSpec},
 };
 
-pub use super::locality::{HOSTNAME, Locality};
+pub use super::locality::{HOSTNAME, Locality, NETWORK};
 
 /// Namespace of objects that name none.
 pub const DEFAULT_NAMESPACE: &str = "default";
-/// Label with the network of a workload, and of the workloads of a namespace.
-pub const NETWORK: &str = "topology.istio.io/network";
 /// Label with the port of a gateway to which other networks connect.
 pub(crate) const GATEWAY_PORT: &str = "networking.istio.io/gatewayPort";
 /// Default of [`GATEWAY_PORT`].
@@ -162,7 +160,7 @@ pub struct Template {
     /// Declared ports of the containers.
     pub ports: Vec<ContainerPort>,
     /// Whether neither a label nor an annotation of the Pods disables injection.
-    pub is_injected: bool,
+    pub allows_injection: bool,
 }
 
 /// A Node, reduced to the fields that a mesh uses.
@@ -217,7 +215,7 @@ impl Protocol {
     /// Parses `appProtocol`, or the part of a port's name before `-`.
     pub(crate) fn parse(word: &str) -> Option<Self> {
         Some(match word.to_ascii_lowercase().as_str() {
-            "http" | "kubernetes.io/ws" => Self::Http,
+            "http" | "http_proxy" | "kubernetes.io/ws" => Self::Http,
             "http2" | "kubernetes.io/h2c" => Self::Http2,
             "grpc" => Self::Grpc,
             "grpc-web" => Self::GrpcWeb,
@@ -236,8 +234,8 @@ impl Protocol {
         Self::select(transport, port.app_protocol.as_deref(), port.name.as_deref(), port.port)
     }
 
-    /// Returns the protocol of a port. Source: Istio's "Protocol Selection": UDP as such, then `appProtocol` or without
-    /// it the port's name, then well-known ports of protocols in which the server sends first and that cannot be detected.
+    /// Returns the protocol of a port. Source: Istio's "Protocol Selection": UDP as such, then `appProtocol`; if
+    /// absent, the port's name; then well-known ports of protocols in which the server sends first and that cannot be detected.
     pub fn select(
         transport: Option<&str>,
         app_protocol: Option<&str>,
@@ -479,7 +477,7 @@ pub(crate) fn template(kind: Kind, metadata: ObjectMeta, spec: WorkloadSpec) -> 
         meta: meta(metadata, true),
         spec: Template {
             kind,
-            is_injected: !is_off,
+            allows_injection: !is_off,
             ports: container_ports(&pods.spec),
             labels: pods.metadata.labels.unwrap_or_default(),
             service_account: account(pods.spec.service_account_name, pods.spec.service_account),

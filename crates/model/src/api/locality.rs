@@ -1,15 +1,19 @@
-//! Place of an endpoint: region, zone, sub-zone and node.
+//! Locality of an endpoint, and the labels by which rules name it.
 
 use super::Labels;
 
 /// Label with the name of a Kubernetes node.
 pub const HOSTNAME: &str = "kubernetes.io/hostname";
+/// Label with the network of a workload, and of the workloads of a namespace.
+pub const NETWORK: &str = "topology.istio.io/network";
+/// Label with the Kubernetes cluster of a workload.
+pub(crate) const CLUSTER: &str = "topology.istio.io/cluster";
 /// Label with the region of a node.
-const REGION: &str = "topology.kubernetes.io/region";
+pub(crate) const REGION: &str = "topology.kubernetes.io/region";
 /// Label with the zone of a node.
-const ZONE: &str = "topology.kubernetes.io/zone";
+pub(crate) const ZONE: &str = "topology.kubernetes.io/zone";
 /// Label with a part of the zone of a node.
-const SUBZONE: &str = "topology.istio.io/subzone";
+pub(crate) const SUBZONE: &str = "topology.istio.io/subzone";
 
 /// Region, zone and sub-zone of a node, a workload or a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -22,9 +26,9 @@ pub struct Locality {
     pub subzone: String,
 }
 
-/// Returns whether a label is that of the place of an endpoint. As in Istio, endpoints have these labels too.
-pub(crate) fn is_of_place(label: &str) -> bool {
-    matches!(label, REGION | ZONE | SUBZONE | HOSTNAME)
+/// Returns whether endpoints have a label in addition to those of their pods. Source: Istio's `AugmentLabels`.
+pub(crate) fn is_added(label: &str) -> bool {
+    matches!(label, REGION | ZONE | SUBZONE | HOSTNAME | CLUSTER | NETWORK)
 }
 
 impl Locality {
@@ -44,7 +48,7 @@ impl Locality {
         Some(Self::parse(&text))
     }
 
-    /// Returns the value of a label of the place of an endpoint; `None` for other labels and unknown parts.
+    /// Returns the value of a label of a locality; `None` for other labels and unknown parts.
     pub(crate) fn label(&self, name: &str) -> Option<&str> {
         let part = match name {
             REGION => &self.region,

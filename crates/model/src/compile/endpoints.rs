@@ -58,7 +58,9 @@ pub(super) fn assignments(
     if let Some(rule) = rule {
         made.extend(rule.subsets.iter().map(|subset| {
             let effective = whole.of_subset(subset, port.port);
-            let members = ready.iter().filter(|endpoint| endpoint.has_labels(&subset.labels));
+            let members = ready.iter().filter(|endpoint| {
+                endpoint.has_labels(&subset.labels, scope.cluster_id, || scope.network_of(endpoint))
+            });
             of(&ClusterName::outbound(port.port, &subset.name, &host), &effective, members.collect())
         }));
     }

@@ -16,7 +16,8 @@ use crate::{
     api::{
         Labels, Service, Typed,
         destination_rule::{Distribute, Failover, LocalityLb, ZoneAwareLb},
-        kube::{HOSTNAME, Locality, NETWORK, TrafficDistribution},
+        kube::TrafficDistribution,
+        locality::{CLUSTER, HOSTNAME, Locality, NETWORK, REGION, SUBZONE, ZONE},
     },
     world::Endpoint,
 };
@@ -24,11 +25,6 @@ use crate::{
 use cluster::cluster::common_lb_config::{
     LocalityConfigSpecifier, LocalityWeightedLbConfig, ZoneAwareLbConfig,
 };
-
-const REGION: &str = "topology.kubernetes.io/region";
-const ZONE: &str = "topology.kubernetes.io/zone";
-const SUBZONE: &str = "topology.istio.io/subzone";
-pub(super) const CLUSTER: &str = "topology.istio.io/cluster";
 
 /// Labels of endpoints that clients prefer by the distribution of a Service, the most important first.
 static SAME_SUBZONE: [&str; 4] = [NETWORK, REGION, ZONE, SUBZONE];

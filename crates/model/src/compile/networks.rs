@@ -8,13 +8,13 @@ use skysail_xds::istio;
 
 use super::{
     Scope,
-    locality::{CLUSTER, LocalityGroup},
+    locality::LocalityGroup,
     pb::{address, core, endpoint, fields, uint32},
 };
 use crate::{
     api::{
         Address, Meta, Pod, Typed,
-        kube::{Locality, NETWORK},
+        locality::{CLUSTER, Locality, NETWORK},
     },
     world::{Endpoint, NetworkGateway},
 };

@@ -71,12 +71,12 @@ pub(super) fn check(kind: Kind, annotations: &Labels, findings: &mut Findings) {
             continue;
         }
         let names = owners.iter().map(|kind| kind.as_str()).collect::<Vec<_>>().join(" or ");
-        let remedy = if makes_pods && owners == [Kind::Pod] {
+        let remedy = if owners == [Kind::Pod] {
             "move it to the annotations of the pod template".to_owned()
         } else {
-            format!("move it to a {names}")
+            format!("move it to an object of kind {names}")
         };
-        let message = format!("has no effect on a {kind}: it is an annotation of a {names}");
+        let message = format!("has no effect on a {kind}: it is an annotation of kind {names}");
         findings.add(Code::MisplacedAnnotation, field, message, remedy);
     }
 }
@@ -84,7 +84,7 @@ pub(super) fn check(kind: Kind, annotations: &Labels, findings: &mut Findings) {
 /// Returns whether an annotation is documented by Istio, or has its domain.
 fn is_of_istio(key: &str) -> bool {
     key == "kubernetes.io/ingress.class"
-        || key.split('/').next().is_some_and(|domain| domain.ends_with("istio.io"))
+        || key.split('/').next().is_some_and(|domain| domain == "istio.io" || domain.ends_with(".istio.io"))
 }
 
 /// Returns the kinds of objects that an annotation is for; none for unknown annotations.

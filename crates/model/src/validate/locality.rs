@@ -4,12 +4,11 @@ use super::{Code, Findings};
 use crate::api::{
     MeshConfig,
     destination_rule::{Failover, LoadBalancer, LocalityLb, ZoneAwareLb},
-    kube::HOSTNAME,
+    locality::{HOSTNAME, REGION, SUBZONE, ZONE},
 };
 
 /// Labels of localities.
-const PLACES: [&str; 3] =
-    ["topology.kubernetes.io/region", "topology.kubernetes.io/zone", "topology.istio.io/subzone"];
+const LABELS: [&str; 3] = [REGION, ZONE, SUBZONE];
 
 /// Checks the settings of a DestinationRule. `ejects` is whether the rule has outlier detection.
 pub(super) fn of_rule(balancer: &LoadBalancer, ejects: bool, field: &str, findings: &mut Findings) {
@@ -68,7 +67,7 @@ fn zone_aware(zones: &ZoneAwareLb, field: &str, findings: &mut Findings) {
 
 /// Refuses labels of localities, as Istio does.
 fn no_places(labels: &[String], field: &str, reason: &str, findings: &mut Findings) {
-    for (index, label) in labels.iter().enumerate().filter(|(_, label)| PLACES.contains(&label.as_str())) {
+    for (index, label) in labels.iter().enumerate().filter(|(_, label)| LABELS.contains(&label.as_str())) {
         let message = format!("must not name {label}: {reason}");
         let field = format!("{field}.failoverPriority[{index}]");
         findings.add(Code::ExclusiveFields, field, message, "remove the label");

@@ -7,8 +7,8 @@ use skysail_core::SpiffeId;
 use super::{World, entry_hosts};
 use crate::api::{
     Address, EndpointSlice, Labels, Pod, Service, ServicePort, Typed,
-    kube::{HOSTNAME, Locality, SliceEndpoint, TargetPort},
-    locality::is_of_place,
+    kube::{Locality, SliceEndpoint, TargetPort},
+    locality::{CLUSTER, HOSTNAME, NETWORK, is_added},
     selects,
 };
 
@@ -32,17 +32,28 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Returns whether the endpoint belongs to a subset with these labels.
-    pub fn has_labels(&self, subset: &Labels) -> bool {
+    /// Returns whether the endpoint belongs to a subset with these labels: those of its pod, its locality and its node,
+    /// its network, and the client's cluster if the pod names none.
+    pub fn has_labels<'n>(
+        &'n self,
+        subset: &Labels,
+        cluster: &'n str,
+        network: impl Fn() -> &'n str,
+    ) -> bool {
         let Some(pod) = &self.pod else { return subset.is_empty() };
-        if !subset.keys().any(|name| is_of_place(name)) {
+        if !subset.keys().any(|name| is_added(name)) {
             return selects(subset, &pod.meta.labels);
         }
-        let node = Some(pod.spec.node.as_str()).filter(|node| !node.is_empty());
+        let known = |value: &'n str| Some(value).filter(|value| !value.is_empty());
         subset.iter().all(|(name, value)| {
-            let of_node = node.filter(|_| name == HOSTNAME);
-            let of_place = self.locality.label(name).or(of_node);
-            of_place.or_else(|| pod.meta.labels.get(name).map(String::as_str)) == Some(value)
+            let own = pod.meta.labels.get(name).map(String::as_str);
+            let found = match name.as_str() {
+                CLUSTER => own.or(known(cluster)),
+                NETWORK => known(network()).or(own),
+                HOSTNAME => known(&pod.spec.node).or(own),
+                name => self.locality.label(name).or(own),
+            };
+            found == Some(value)
         })
     }
 

@@ -47,19 +47,9 @@ impl World {
                 && self.virtual_service_visible(entry, client_namespace)
         };
         let mut entries: Vec<_> = self.virtual_services.iter().filter(bound).collect();
-        entries.sort_by(|a, b| (self.breadth(a), a.age()).cmp(&(self.breadth(b), b.age())));
+        entries
+            .sort_by(|a, b| self.precedence(a, client_namespace).cmp(&self.precedence(b, client_namespace)));
         entries.into_iter().map(|entry| BoundRule::new(&entry.object)).collect()
-    }
-
-    /// Returns the breadth of `exportTo`: 0 for the own namespace alone, 1 for named namespaces, 2 for all.
-    fn breadth(&self, entry: &Entry<VirtualService>) -> u8 {
-        let list = self.virtual_service_export_to(entry);
-        match list {
-            [] => 2,
-            list if list.iter().any(|name| name == "*") => 2,
-            list if list.iter().any(|name| name != ".") => 1,
-            _ => 0,
-        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use super::{
     DOMAIN, World,
     index::HostIndex,
-    store::{Entry, Store},
+    store::{Age, Entry, Store},
 };
 use crate::api::{Service, Typed, VirtualService, namespace_selector::NamespaceSelector};
 
@@ -130,7 +130,7 @@ impl World {
         service.is_visible_in(namespace)
     }
 
-    /// Returns the VirtualServices that sidecars of this namespace apply, oldest first.
+    /// Returns the VirtualServices that sidecars of this namespace apply, those with precedence first.
     pub fn virtual_services(&self, client_namespace: &str) -> Vec<&Arc<Typed<VirtualService>>> {
         let mut entries: Vec<_> = self
             .virtual_services
@@ -139,8 +139,27 @@ impl World {
                 entry.object.spec.is_for_mesh() && self.virtual_service_visible(entry, client_namespace)
             })
             .collect();
-        entries.sort_by(|a, b| a.age().cmp(&b.age()));
+        entries
+            .sort_by(|a, b| self.precedence(a, client_namespace).cmp(&self.precedence(b, client_namespace)));
         entries.into_iter().map(|entry| &entry.object).collect()
+    }
+
+    /// Returns the precedence of a VirtualService for the clients of a namespace that sees it, lowest first: those
+    /// exported to the own namespace, then to a named one, then to all, each in the order of age. Source: istiod's
+    /// `SelectVirtualServices`.
+    pub(super) fn precedence<'a>(&self, entry: &'a Entry<VirtualService>, client: &str) -> (u8, Age<'a>) {
+        let breadth = match () {
+            () if self.is_public(entry) => 2,
+            () if entry.object.meta.namespace == client => 0,
+            () => 1,
+        };
+        (breadth, entry.age())
+    }
+
+    /// Returns whether a VirtualService is exported to all namespaces.
+    pub(super) fn is_public(&self, entry: &Entry<VirtualService>) -> bool {
+        let list = self.virtual_service_export_to(entry);
+        list.is_empty() || list.iter().any(|name| name == "*")
     }
 
     /// Returns all VirtualServices.
@@ -149,8 +168,8 @@ impl World {
     }
 
     /// Returns the VirtualService that routes requests to a host for sidecars of this namespace. The full name precedes
-    /// wildcards, longer wildcards precede shorter ones, and the oldest of several is used. Only those with HTTP rules
-    /// that `keep` selects count.
+    /// wildcards, longer wildcards precede shorter ones, and of several that with precedence is used. Only those with HTTP
+    /// rules that `keep` selects count.
     pub fn virtual_service(
         &self,
         host: &str,
@@ -191,8 +210,8 @@ impl World {
         found.map(|entry| &entry.object)
     }
 
-    /// Returns the VirtualServices with HTTP rules that `keep` selects, of the most specific host pattern, oldest first;
-    /// only the first takes effect.
+    /// Returns the VirtualServices with HTTP rules that `keep` selects, of the most specific host pattern, those with
+    /// precedence first; only the first takes effect.
     pub(super) fn virtual_service_entries(
         &self,
         host: &str,
@@ -205,7 +224,11 @@ impl World {
                     && self.virtual_service_visible(entry, client_namespace)
                     && keep(&entry.object)
             };
-            by_age(&self.virtual_services, &self.virtual_service_hosts, pattern, visible)
+            let mut entries = by_age(&self.virtual_services, &self.virtual_service_hosts, pattern, visible);
+            entries.sort_by(|a, b| {
+                self.precedence(a, client_namespace).cmp(&self.precedence(b, client_namespace))
+            });
+            entries
         })
     }
 

@@ -66,8 +66,15 @@ impl Grouping {
             let all = grouping.sidecars.iter();
             all.filter(|(of, _)| *of == grouping.root_namespace).cloned().collect::<Vec<_>>()
         };
-        let Self { label_keys, sidecars: _, root_namespace, settings, filters, .. } = self;
-        let Self { network_gateways, gateway_credentials, .. } = self;
+        let Self {
+            label_keys,
+            sidecars: _,
+            root_namespace,
+            settings,
+            filters,
+            network_gateways,
+            gateway_credentials,
+        } = self;
         label_keys == &other.label_keys
             && root_namespace == &other.root_namespace
             && settings == &other.settings
@@ -130,13 +137,21 @@ impl World {
         }
     }
 
-    /// Returns the Gateways with a certificate for servers, oldest first.
+    /// Returns the Gateways with a certificate for servers, oldest first, each once for all of its listeners.
     fn gateway_credentials(&self) -> Vec<(GatewaySelection, String)> {
         let has_credential = |entry: &&Entry<Gateway>| entry.object.spec.client_credential.is_some();
         let mut entries: Vec<_> = self.gateways.iter().filter(has_credential).collect();
         entries.sort_by(|a, b| a.age().cmp(&b.age()));
         let specs = entries.into_iter().map(|entry| &entry.object.spec);
-        specs.filter_map(|spec| Some((GatewaySelection::of(spec), spec.client_credential.clone()?))).collect()
+        let mut found: Vec<(GatewaySelection, String)> = Vec::new();
+        for (selection, credential) in
+            specs.filter_map(|spec| Some((GatewaySelection::of(spec), spec.client_credential.clone()?)))
+        {
+            if found.iter().all(|(known, _)| *known != selection) {
+                found.push((selection, credential));
+            }
+        }
+        found
     }
 
     /// Returns the selectors of the Gateways with a server of mode `AUTO_PASSTHROUGH`.

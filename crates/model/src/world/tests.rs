@@ -52,6 +52,11 @@ fn pod(name: &str, ip: &str, more_labels: &str, ready: &str) -> String {
     )
 }
 
+/// Returns whether an endpoint has labels for clients of cluster `one`, in network `net`.
+fn has_labels(endpoint: &Endpoint, wanted: &Labels) -> bool {
+    endpoint.has_labels(wanted, "one", || "net")
+}
+
 #[test]
 fn an_empty_world_has_istios_defaults() {
     let world = World::new();
@@ -97,10 +102,16 @@ fn endpoints_are_ready_pods_with_named_ports_resolved() {
         [(8080, true), (8080, false)]
     );
     assert_eq!((endpoints[0].locality.region.as_str(), endpoints[0].locality.zone.as_str()), ("r", "z"));
-    assert!(endpoints[0].has_labels(&labels(&[("version", "v1")])));
-    assert!(!endpoints[1].has_labels(&labels(&[("version", "v1")])));
+    assert!(has_labels(&endpoints[0], &labels(&[("version", "v1")])));
+    assert!(!has_labels(&endpoints[1], &labels(&[("version", "v1")])));
     let of_place = |zone| labels(&[("version", "v1"), ("topology.kubernetes.io/zone", zone)]);
-    assert!(endpoints[0].has_labels(&of_place("z")) && !endpoints[0].has_labels(&of_place("y")));
+    assert!(has_labels(&endpoints[0], &of_place("z")) && !has_labels(&endpoints[0], &of_place("y")));
+    let of_cluster = |name| labels(&[("topology.istio.io/cluster", name)]);
+    assert!(has_labels(&endpoints[0], &of_cluster("one")) && !has_labels(&endpoints[0], &of_cluster("two")));
+    let of_network = |name| labels(&[("topology.istio.io/network", name)]);
+    assert!(
+        has_labels(&endpoints[0], &of_network("net")) && !has_labels(&endpoints[0], &of_network("other"))
+    );
     assert_eq!(world.endpoints(&service, &service.spec.ports[1])[0].port, 9000);
     let identities: Vec<_> =
         world.service_identities(&service).iter().map(|id| id.service_account.clone()).collect();
@@ -226,6 +237,26 @@ fn the_oldest_virtual_service_routes_a_host() {
     let on_port = world(&[SERVICE, &tcp, &second].concat());
     let routed = on_port.virtual_service_on("a.svc.svc.cluster.local", 80, "svc", |_| true);
     assert_eq!(routed.map(|found| &*found.meta.name), Some("y"));
+}
+
+#[test]
+fn the_narrower_export_precedes_the_older_virtual_service() {
+    let of = |name: &str, namespace: &str, more: &str| {
+        routes(name, namespace, &format!("hosts: [a.svc.svc.cluster.local]{more}"))
+    };
+    let public = of("public", "svc", "");
+    let named = of("named", "svc", ", exportTo: [client]");
+    let own = of("own", "client", ", exportTo: [.]");
+    let world = world(&[SERVICE, &public, &named, &own].concat());
+    let found = |client: &str| {
+        let found = world.virtual_service("a.svc.svc.cluster.local", client, |_| true);
+        found.map(|found| found.meta.name.clone()).unwrap_or_default()
+    };
+    assert_eq!([found("client"), found("other")], ["own", "public"]);
+    let mut without = world.clone();
+    without.delete(&ObjectKey { kind: Kind::VirtualService, namespace: "client".into(), name: "own".into() });
+    let found = without.virtual_service("a.svc.svc.cluster.local", "client", |_| true);
+    assert_eq!(found.map(|found| &*found.meta.name), Some("named"));
 }
 
 #[test]

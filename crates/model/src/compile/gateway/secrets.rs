@@ -1,4 +1,5 @@
-//! SDS of gateways: the Secrets that the servers of a proxy name, from the proxy's own namespace.
+//! SDS of gateways: the Secrets that the servers of a proxy name, and the certificate that it presents to backends. They
+//! are in the proxy's own namespace, or in one that permits the reference of a Gateway of Gateway API.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -24,8 +25,8 @@ use crate::{
     world::{CONFIG_MAP, CREDENTIAL, ROOTS, SECRET},
 };
 
-/// Returns the secrets of a proxy. Only a proxy with a proven identity gets any, and only those of its namespace that
-/// a Gateway of its own names.
+/// Returns the secrets of a proxy. Only a proxy with a proven identity gets any, and only those that a Gateway of its own
+/// names.
 pub(super) fn compile(world: &World, view: &ProxyView, merged: &MergedServers<'_>) -> Vec<Arc<Resource>> {
     if !view.is_authenticated {
         return Vec::new();

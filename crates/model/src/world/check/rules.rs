@@ -9,7 +9,7 @@ use crate::{
         DestinationRule, Kind, MtlsMode, Protocol, Service, ServicePort, Template, Typed, VirtualService,
         destination_rule::ClientTlsMode,
         kube::TargetPort,
-        locality::is_of_place,
+        locality::is_added,
         selects,
         virtual_service::{Destination, IstioHttpRoute},
     },
@@ -123,7 +123,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// Returns the oldest VirtualService of a user with HTTP rules for this host that a namespace sees.
+    /// Returns the VirtualService of a user with HTTP rules for this host that takes precedence in a namespace.
     fn first_of(&mut self, host: &str, namespace: &str) -> Option<&'a Entry<VirtualService>> {
         self.world.record_rules_of(host);
         *self.routes_of.entry((host.to_owned(), namespace.to_owned())).or_insert_with(|| {
@@ -141,9 +141,9 @@ impl<'a> Report<'a> {
                 .filter(|first| !is_same(first, about.entry) && !spec.http.is_empty());
             let rival = rival.filter(|first| super::super::mesh_hosts(&first.object).contains(&full));
             if let Some(first) = rival {
-                let older = ObjectReport { entry: first, kind: Kind::VirtualService }.name();
+                let first = ObjectReport { entry: first, kind: Kind::VirtualService }.name();
                 let message = format!(
-                    "{host} is already routed by {older}, which is older; this VirtualService has no effect on it"
+                    "{host} is routed by {first}, which takes precedence; this VirtualService has no effect on it"
                 );
                 self.report(
                     about,
@@ -324,9 +324,9 @@ impl<'a> Report<'a> {
         }
         let behind: Vec<_> = self.world.workloads(namespace, &service.spec.selector).collect();
         for (index, subset) in spec.subsets.iter().enumerate() {
-            // The nodes of the pods are unknown.
+            // Localities, networks and clusters of the pods are unknown.
             let mut own = subset.labels.clone();
-            own.retain(|name, value| !is_of_place(name) || value.is_empty());
+            own.retain(|name, value| !is_added(name) || value.is_empty());
             if behind.iter().any(|labels| selects(&own, labels)) {
                 continue;
             }
@@ -384,7 +384,9 @@ impl<'a> Report<'a> {
             .namespace(namespace)
             .is_none_or(|labels| labels.get("istio-injection").is_none_or(|value| value != "disabled"));
         let of_service = |template: &&Typed<Template>| {
-            injected && template.spec.is_injected && selects(&service.spec.selector, &template.spec.labels)
+            injected
+                && template.spec.allows_injection
+                && selects(&service.spec.selector, &template.spec.labels)
         };
         world.templates_in(namespace).filter(of_service).any(|template| {
             let number = |port: &ServicePort| match &port.target {

@@ -91,6 +91,14 @@ impl World {
             let message = format!("clientCertificateRef of kind {}/{} is not supported", to.0, to.1);
             return Err((INVALID_CLIENT_CERTIFICATE, message));
         }
+        let (_, namespace) = self.proxies_of(gateway);
+        if namespace != gateway.meta.namespace {
+            let message = format!(
+                "clientCertificateRef: the proxies are in namespace {namespace}, whose connections a Gateway of another \
+                 namespace does not change"
+            );
+            return Err((INVALID_CLIENT_CERTIFICATE, message));
+        }
         let of_gateway = self.referrer(Kind::KubernetesGateway, &gateway.meta);
         Ok(Some(format!("{CREDENTIAL}{}", of_gateway.permitted("clientCertificateRef", of, to)?)))
     }

@@ -209,7 +209,10 @@ impl<'a> GatewayListener<'a> {
         };
         let server =
             Server { port: Some(port), hosts: self.hosts(world), tls: self.tls(), ..Server::default() };
-        let client_credential = world.client_credential(self.gateway).ok().flatten();
+        // The listener of a ListenerSet has another age.
+        let is_own = self.kind == Kind::KubernetesGateway || self.gateway.spec.listeners.is_empty();
+        let client_credential =
+            is_own.then(|| world.client_credential(self.gateway)).and_then(Result::ok).flatten();
         let spec =
             api::Gateway { selector, servers: vec![server], only_in: Some(namespace), client_credential };
         made.add(&self.meta.namespace, self.internal(), (self.meta, self.origin), spec);

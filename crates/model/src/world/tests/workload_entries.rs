@@ -65,7 +65,7 @@ fn entries_are_endpoints_of_the_services_that_select_them() {
     let of_entry = &world.endpoints(service, &service.spec.ports[1])[1];
     assert_eq!(of_entry.port, 90, "a port that the entry does not name");
     assert!(of_entry.has_sidecar(), "an entry with a service account takes mutual TLS");
-    assert!(of_entry.has_labels(&labels(&[("tier", "gold"), ("app", "a")])), "labels of both places");
+    assert!(has_labels(of_entry, &labels(&[("tier", "gold"), ("app", "a")])), "labels of both places");
     let accounts: Vec<String> =
         world.service_identities(service).iter().map(|id| id.service_account.clone()).collect();
     assert_eq!(accounts, ["sa-p", "vm"]);

@@ -1,6 +1,6 @@
-//! Differences between our findings and those of istioctl, each with its reason.
+//! Differences between the findings of Skysail and those of istioctl, each with its reason.
 
-/// A finding of istioctl that ours rightly is not.
+/// A finding of istioctl that Skysail deliberately does not report.
 pub(super) struct NotFound {
     /// First file of the case.
     pub(super) file: &'static str,
@@ -10,7 +10,7 @@ pub(super) struct NotFound {
     pub(super) reason: &'static str,
 }
 
-/// Findings of istioctl that ours are not.
+/// Findings of istioctl that Skysail deliberately does not report.
 pub(super) const NOT_FOUND: &[NotFound] = &[
     NotFound {
         file: "deprecation.yaml",

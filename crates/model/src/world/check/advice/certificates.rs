@@ -68,7 +68,7 @@ impl Report<'_> {
                     .tls
                     .iter()
                     .flat_map(|tls| tls.credentials())
-                    .map(|name| name.trim_start_matches(SECRET));
+                    .map(|name| name.strip_prefix(SECRET).unwrap_or(name));
                 for name in used.filter(|name| names.contains(name)) {
                     for namespace in self.namespaces(&spec.selector) {
                         let Some(reason) = expired.get(&(namespace.as_str(), name)) else { continue };

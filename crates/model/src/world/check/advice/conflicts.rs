@@ -54,8 +54,8 @@ impl Report<'_> {
         }
     }
 
-    /// Reports hosts that an older VirtualService has too, and those that a younger one has. Conflicts that exist in the
-    /// namespace of the younger one are reported without the other objects.
+    /// Reports hosts that several VirtualServices have. The rule that a namespace has for itself is meant to precede one
+    /// for all namespaces. `hosts` reports conflicts in a VirtualService's own namespace.
     pub(super) fn shared_hosts(&mut self) {
         let world = self.world.unrecorded();
         let is_rule = |entry: &&Entry<VirtualService>| {
@@ -63,7 +63,8 @@ impl Report<'_> {
             spec.derived.is_none() && spec.is_for_mesh() && !spec.http.is_empty()
         };
         let mut entries: Vec<_> = world.virtual_services.iter().filter(is_rule).collect();
-        entries.sort_by(|one, other| one.age().cmp(&other.age()));
+        let order = |entry: &Entry<VirtualService>| world.is_public(entry);
+        entries.sort_by(|one, other| (order(one), one.age()).cmp(&(order(other), other.age())));
         let mut owners: BTreeMap<String, HostOwners<'_>> = BTreeMap::new();
         let mut found = Vec::new();
         for entry in entries {
@@ -71,27 +72,26 @@ impl Report<'_> {
             let scopes = scopes(&meta.namespace, world.virtual_service_export_to(entry));
             for (index, host) in spec.hosts.iter().enumerate() {
                 let owner = (entry, index);
-                let older =
+                let first =
                     owners.entry(fqdn(host, &meta.namespace)).or_default().add(owner, scopes.as_ref());
-                found.extend(older.into_iter().map(|older| (owner, older)));
+                found.extend(first.into_iter().map(|first| (owner, first)));
             }
         }
         let mut reported = BTreeSet::new();
-        for ((younger, index), (older, of_older)) in found {
+        for ((later, index), (first, of_first)) in found {
             let (about, other) = (
-                ObjectReport { entry: younger, kind: Kind::VirtualService },
-                ObjectReport { entry: older, kind: Kind::VirtualService },
+                ObjectReport { entry: later, kind: Kind::VirtualService },
+                ObjectReport { entry: first, kind: Kind::VirtualService },
             );
-            let host = &younger.object.spec.hosts[index];
-            if !world.virtual_service_visible(older, about.namespace()) {
-                let message =
-                    format!("where {} is visible, it routes {host}, because it is older", other.name());
-                let field = format!("spec.hosts[{index}]");
-                self.report(&about, Code::HostConflict, field, message, MERGE);
+            let host = &later.object.spec.hosts[index];
+            if !world.virtual_service_visible(first, about.namespace()) {
+                let code = if order(first) == order(later) { Code::HostConflict } else { Code::SharedHost };
+                let message = format!("where {} is visible, it takes precedence for {host}", other.name());
+                self.report(&about, code, format!("spec.hosts[{index}]"), message, MERGE);
             }
-            if reported.insert((other.name(), of_older)) {
+            if reported.insert((other.name(), of_first)) {
                 let message = format!("{} has {host} too, and has no effect on it", about.name());
-                self.report(&other, Code::SharedHost, format!("spec.hosts[{of_older}]"), message, MERGE);
+                self.report(&other, Code::SharedHost, format!("spec.hosts[{of_first}]"), message, MERGE);
             }
         }
     }
@@ -173,35 +173,30 @@ const MERGE: &str = "merge the rules into one VirtualService";
 /// A VirtualService, and the position of a host in it.
 type HostOwner<'a> = (&'a Entry<VirtualService>, usize);
 
-/// The oldest VirtualServices of a host.
+/// The VirtualServices of a host that take precedence.
 #[derive(Default)]
 struct HostOwners<'a> {
-    /// Of those that all namespaces see.
+    /// Among those that all namespaces see.
     public: Option<HostOwner<'a>>,
-    /// Of those that a namespace sees, by the namespace.
+    /// Among those that a namespace sees, by the namespace.
     scoped: BTreeMap<&'a str, HostOwner<'a>>,
 }
 
 impl<'a> HostOwners<'a> {
-    /// Adds a VirtualService that the namespaces `scopes` see, or all. Returns older ones that one of them sees too.
+    /// Adds a VirtualService that the namespaces `scopes` see, or all. Those without `scopes` are added last. Returns
+    /// those with precedence in one of the namespaces.
     fn add(&mut self, owner: HostOwner<'a>, scopes: Option<&BTreeSet<&'a str>>) -> Vec<HostOwner<'a>> {
-        let mut older: Vec<_> = self.public.into_iter().collect();
-        match scopes {
-            // The scoped ones that follow are younger than the first public one.
-            None if older.is_empty() => {
-                older.extend(self.scoped.values().copied());
-                self.public = Some(owner);
-            }
-            None => {}
+        let mut first: Vec<_> = match scopes {
+            None => match self.public.replace(self.public.unwrap_or(owner)) {
+                Some(public) => vec![public],
+                None => self.scoped.values().copied().collect(),
+            },
             Some(scopes) => {
-                for namespace in scopes {
-                    let first = *self.scoped.entry(namespace).or_insert(owner);
-                    older.extend(Some(first).filter(|(first, _)| !std::ptr::eq(*first, owner.0)));
-                }
+                scopes.iter().map(|namespace| *self.scoped.entry(namespace).or_insert(owner)).collect()
             }
-        }
-        older.retain(|(entry, _)| !std::ptr::eq(*entry, owner.0));
-        older
+        };
+        first.retain(|(entry, _)| !std::ptr::eq(*entry, owner.0));
+        first
     }
 }
 

@@ -27,7 +27,7 @@ impl Report<'_> {
             for (rule, route) in entry.object.spec.http.iter().enumerate() {
                 for (at, destination) in destinations(route) {
                     let full = fqdn(&destination.host, about.namespace());
-                    let Some(service) = world.service(&full) else { continue };
+                    let Some(service) = world.service(world.aliased(&full)) else { continue };
                     let at = format!("spec.http[{rule}].{at}");
                     if let Some(hidden) = hidden_from(world, entry, service) {
                         let message =
@@ -207,8 +207,8 @@ impl Report<'_> {
     }
 }
 
-/// Returns the first namespace with clients of a VirtualService that does not see a service: its own, or one that its
-/// `exportTo` names.
+/// Returns the first namespace with sidecars that apply a VirtualService and do not see a service: its own, or one that
+/// its `exportTo` names. The namespaces of gateways are unknown.
 fn hidden_from<'a>(
     world: &'a World,
     entry: &'a Entry<VirtualService>,
@@ -216,7 +216,9 @@ fn hidden_from<'a>(
 ) -> Option<&'a str> {
     let named = world.virtual_service_export_to(entry).iter().map(String::as_str);
     let named = named.filter(|name| !matches!(*name, "*" | "." | "~"));
-    let mut all = std::iter::once(entry.object.meta.namespace.as_str()).chain(named);
+    let own = Some(entry.object.meta.namespace.as_str());
+    let own = own.filter(|namespace| world.virtual_service_visible(entry, namespace));
+    let mut all = own.into_iter().chain(named).filter(|_| entry.object.spec.is_for_mesh());
     all.find(|namespace| !world.service_visible(service, namespace))
 }
 

@@ -53,7 +53,7 @@ impl Report<'_> {
     pub(super) fn pods_of_several_services(&mut self) {
         let world = self.world.unrecorded();
         let templates = world.templates.values().flat_map(|templates| templates.iter());
-        for entry in templates.filter(|entry| entry.object.spec.is_injected) {
+        for entry in templates.filter(|entry| entry.object.spec.allows_injection) {
             let about = ObjectReport { entry, kind: entry.object.spec.kind };
             let services = world.services_selecting(about.namespace(), &entry.object.spec.labels);
             let mut by_port: BTreeMap<u16, (Protocol, &str)> = BTreeMap::new();

@@ -213,4 +213,15 @@ fn the_certificate_of_a_gateway_is_a_permitted_secret() {
         assert_eq!(reason(reference), "InvalidClientCertificateRef", "{reference}");
     }
     assert_eq!(reason("name: a, namespace: web"), "RefNotPermitted");
+    let elsewhere = "---\napiVersion: v1\nkind: Service\nmetadata: {name: edge, namespace: web}\n\
+                     spec: {clusterIP: 10.0.0.2, selector: {app: edge}, ports: [{name: http, port: 80}]}\n";
+    let addressed = gateway("name: own").replace(
+        "  listeners:",
+        "  addresses: [{type: Hostname, value: edge.web.svc.cluster.local}]\n  listeners:",
+    );
+    let own = empty.replace("name: empty", "name: own").replace("other: x", "tls.crt: x, tls.key: x");
+    let world = world(&[&addressed, &*own, elsewhere].concat());
+    let labels = crate::api::Labels::from([("app".to_owned(), "edge".to_owned())]);
+    let gateways = world.gateways("web", &labels);
+    assert!(!gateways.is_empty() && gateways.iter().all(|of| of.spec.client_credential.is_none()));
 }
