@@ -5,6 +5,8 @@
 
 #[path = "explain/certificates.rs"]
 mod certificates;
+#[path = "explain/choices.rs"]
+mod choices;
 #[path = "explain/clients.rs"]
 mod clients;
 

@@ -158,7 +158,7 @@ impl Random {
             .to_owned();
         for number in 0..4 {
             let hosts = self.some(&ROUTE_HOSTS);
-            let rules: String = (0..self.0.usize(1..=3)).map(|_| self.api_rule()).collect();
+            let rules: String = (0..self.0.usize(1..=3)).map(|_| self.api_rule("")).collect();
             let _ = write!(
                 text,
                 "---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: r{number}, namespace: shop}}\n\
@@ -168,7 +168,8 @@ impl Random {
         text
     }
 
-    fn api_rule(&mut self) -> String {
+    /// Returns a rule of an HTTPRoute. `within` adds the namespace of its backends.
+    pub(crate) fn api_rule(&mut self, within: &str) -> String {
         let mut fields = Vec::new();
         let prefix = self.one(&PATHS).to_owned();
         let is_prefix = self.chance(40);
@@ -185,7 +186,7 @@ impl Random {
                 "{{type: RequestHeaderModifier, requestHeaderModifier: {{set: [{{name: x-user, value: {value}}}]}}}}"
             ));
         }
-        let backend = |random: &mut Self| format!("name: s{}, port: 80", random.0.usize(..SERVICES));
+        let backend = |random: &mut Self| format!("name: s{}, port: 80{within}", random.0.usize(..SERVICES));
         match self.0.u32(..12) {
             0 => filters.push(
                 "{type: RequestRedirect, requestRedirect: {hostname: moved.example, statusCode: 302}}"

@@ -2,10 +2,14 @@
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
-use super::edge::CLIENT_CERTIFICATES;
+use super::{
+    edge::CLIENT_CERTIFICATES,
+    outbound::{ENTRIES, ROUTED_SERVICES},
+    patches::{AUTHORIZERS, PROVIDERS},
+};
 
 /// Number of services with random rules.
-pub(crate) const SERVICES: usize = 12;
+pub(crate) const SERVICES: usize = 9;
 /// Number of services of connections.
 pub(crate) const CONNECTION_SERVICES: usize = 4;
 /// Issuer of the tokens.
@@ -52,6 +56,8 @@ spec:
 /// Clients: with a sidecar in the namespace of the services and in another one, and without a sidecar.
 pub(crate) const CLIENTS: [&str; 3] = ["shop/front", "web/far", "shop/bare"];
 pub(crate) const PATHS: [&str; 7] = ["/", "/a", "/a/b", "/A", "/ab", "/a/b/c", "/c"];
+/// Paths that proxies normalize.
+const ODD_PATHS: [&str; 6] = ["/a//b", "/a/./b", "/c/../a", "/%61", "/a%2Fb", "/a/b/"];
 pub(crate) const VALUES: [&str; 3] = ["x", "xy", "z"];
 pub(crate) const METHODS: [&str; 3] = ["GET", "POST", "DELETE"];
 pub(crate) const VERSIONS: [&str; 3] = ["v1", "v2", "v3"];
@@ -78,8 +84,10 @@ pub(crate) fn pods() -> String {
         text += &pod("shop", &format!("back-{version}"), &format!("app: back, version: {version}"));
         text += &service(&format!("probe-{version}"), &format!("app: back, version: {version}"));
     }
-    for number in 0..SERVICES {
-        text += &service(&format!("s{number}"), "app: back");
+    for (prefix, count) in [("s", SERVICES), ("g", ROUTED_SERVICES)] {
+        for number in 0..count {
+            text += &service(&format!("{prefix}{number}"), "app: back");
+        }
     }
     for number in 0..CONNECTION_SERVICES {
         let _ = write!(
@@ -88,7 +96,7 @@ pub(crate) fn pods() -> String {
              spec: {{selector: {{app: back}}, ports: [{{name: tcp, port: 9000, targetPort: 9000}}]}}\n"
         );
     }
-    text + EDGE
+    text + EDGE + AUTHORIZERS
 }
 
 /// Random configuration and requests.
@@ -160,6 +168,14 @@ impl Random {
             let matches: Vec<String> = (0..self.0.usize(1..=2)).map(|_| self.matched()).collect();
             fields.push(format!("match: [{}]", matches.join(", ")));
         }
+        if self.chance(8) {
+            let host = self.one(&["s1.shop", "s2.shop", "a.example", "e1.ext"]);
+            fields.push(format!(
+                "match: [{{authority: {{exact: {host}}}}}, {{scheme: {{exact: http}}, port: 80}}]"
+            ));
+            fields.reverse();
+            fields.truncate(1);
+        }
         match self.0.u32(..10) {
             0 => fields.push("redirect: {uri: /moved, redirectCode: 302}".to_owned()),
             1 => fields.push("directResponse: {status: 418}".to_owned()),
@@ -176,12 +192,19 @@ impl Random {
                     _ => routes.join(", "),
                 };
                 fields.push(format!("route: [{routes}]"));
+                self.quiet_fields(&mut fields);
                 if self.chance(20) {
                     fields.push(format!("rewrite: {{uri: {}}}", self.one(&PATHS)));
                 }
                 if self.chance(10) {
                     fields.push("rewrite: {authority: other.example}".to_owned());
                     fields.dedup_by(|a, b| a.starts_with("rewrite") && b.starts_with("rewrite"));
+                } else if self.chance(8) && !fields.iter().any(|field| field.starts_with("rewrite")) {
+                    let rewrite = r"uriRegexRewrite: {match: '^/a(.*)', rewrite: '/r\1'}";
+                    fields.push(format!(
+                        "rewrite: {{{rewrite}, authority: {}}}",
+                        self.one(&["w.example", "s1.shop"])
+                    ));
                 }
                 if self.chance(20) {
                     let value = self.one(&VALUES);
@@ -199,35 +222,31 @@ impl Random {
         let mut text = String::new();
         for number in 0..SERVICES {
             let host = format!("s{number}.shop.svc.cluster.local");
-            let subsets = VERSIONS.iter().take(self.0.usize(2..=3));
-            let subsets: Vec<String> = subsets
-                .map(|version| format!("{{name: {version}, labels: {{version: {version}}}}}"))
-                .collect();
-            let policy = match self.0.u32(..10) {
-                0 | 1 => ", trafficPolicy: {tls: {mode: ISTIO_MUTUAL}}",
-                2 => ", trafficPolicy: {tls: {mode: DISABLE}}",
-                _ => "",
-            };
+            let subsets = self.subsets();
+            let policy = self.traffic_policy();
             let _ = write!(
                 text,
                 "---\napiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {{name: s{number}, namespace: shop}}\n\
-                 spec: {{host: {host}{policy}, subsets: [{}]}}\n",
-                subsets.join(", ")
+                 spec: {{host: {host}{policy}, subsets: [{subsets}]}}\n"
             );
-            let rules: String = (0..self.0.usize(1..=5)).map(|_| self.rule(&host)).collect();
+            let rules: String = (0..self.0.usize(1..=5))
+                .map(|_| if self.chance(20) { self.delegating_rule() } else { self.rule(&host) })
+                .collect();
             let _ = write!(
                 text,
                 "---\napiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: s{number}, namespace: shop}}\n\
                  spec:\n  hosts: [{host}]\n  http:\n{rules}"
             );
         }
-        text
+        text + &self.delegates()
     }
 
     fn policy_rule(&mut self) -> String {
         let mut fields = Vec::new();
         if self.chance(50) {
-            let from = match self.0.u32(..5) {
+            let from = match self.0.u32(..7) {
+                5 => format!("ipBlocks: [10.244.0.{}/30]", self.one(&["4", "8"])),
+                6 => "remoteIpBlocks: [203.0.113.0/24]".to_owned(),
                 4 => format!("requestPrincipals: ['{ISSUER}/*']"),
                 0 => "principals: [cluster.local/ns/shop/sa/front]".to_owned(),
                 1 => "notPrincipals: [cluster.local/ns/web/sa/far]".to_owned(),
@@ -260,25 +279,47 @@ impl Random {
         let mut text = String::new();
         for (number, version) in VERSIONS.iter().enumerate() {
             if self.chance(40) {
-                let mode = self.one(&["STRICT", "PERMISSIVE"]);
+                let mode = self.one(&["STRICT", "PERMISSIVE", "UNSET"]);
+                let port = match self.0.u32(..4) {
+                    0 => ", portLevelMtls: {8080: {mode: STRICT}}",
+                    1 => ", portLevelMtls: {9000: {mode: DISABLE}}",
+                    _ => "",
+                };
                 let _ = write!(
                     text,
-                    "---\napiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {{name: p{number}, namespace: shop}}\n\
-                     spec: {{selector: {{matchLabels: {{version: {version}}}}}, mtls: {{mode: {mode}}}}}\n"
+                    "---\napiVersion: security.istio.io/v1\nkind: PeerAuthentication\n\
+                     metadata: {{name: p{number}, namespace: shop}}\nspec: \
+                     {{selector: {{matchLabels: {{version: {version}}}}}, mtls: {{mode: {mode}}}{port}}}\n"
                 );
             }
         }
         for number in 0..self.0.usize(2..=4) {
-            let action = self.one(&["DENY", "DENY", "ALLOW"]);
-            let version = self.one(&VERSIONS);
-            let rules: String = (0..self.0.usize(1..=3)).map(|_| self.policy_rule()).collect();
-            let _ = write!(
-                text,
-                "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: a{number}, namespace: shop}}\n\
-                 spec:\n  selector: {{matchLabels: {{version: {version}}}}}\n  action: {action}\n  rules:\n{rules}"
-            );
+            let action = match self.0.u32(..6) {
+                0 => "AUDIT".to_owned(),
+                1 | 2 => "ALLOW".to_owned(),
+                _ => "DENY".to_owned(),
+            };
+            text += &self.policy(&format!("a{number}"), &action);
+        }
+        for number in 0..self.0.usize(..=2) {
+            let provider = self.one(&[PROVIDERS[0], PROVIDERS[0], PROVIDERS[1], PROVIDERS[2]]);
+            text += &self.policy(&format!("c{number}"), &format!("CUSTOM\n  provider: {{name: {provider}}}"));
         }
         text
+    }
+
+    fn policy(&mut self, name: &str, action: &str) -> String {
+        let (namespace, labels) = match self.0.usize(..5) {
+            0 => ("web", "istio: edge".to_owned()),
+            _ => ("shop", format!("version: {}", self.one(&VERSIONS))),
+        };
+        let dry_run = if self.chance(10) { ", annotations: {istio.io/dry-run: 'true'}" } else { "" };
+        let rules: String = (0..self.0.usize(1..=3)).map(|_| self.policy_rule()).collect();
+        format!(
+            "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\n\
+             metadata: {{name: {name}, namespace: {namespace}{dry_run}}}\n\
+             spec:\n  selector: {{matchLabels: {{{labels}}}}}\n  action: {action}\n  rules:\n{rules}"
+        )
     }
 
     /// Returns VirtualServices of connections, by version and by the client's labels.
@@ -364,10 +405,18 @@ impl Random {
         text
     }
 
-    /// Returns a request.
-    pub(crate) fn request(&mut self) -> Request {
-        let query = if self.chance(30) { format!("?q={}", self.one(&VALUES)) } else { String::new() };
-        let path = format!("{}{query}", self.one(&PATHS));
+    /// Returns a request. `addresses` are those of the servers.
+    pub(crate) fn request(&mut self, addresses: &[String]) -> Request {
+        let mut query = Vec::new();
+        if self.chance(30) {
+            query.push(format!("q={}", self.one(&VALUES)));
+        }
+        if self.chance(20) {
+            query.push(format!("status={}", self.one(&["401", "503"])));
+        }
+        let mark = if query.is_empty() { "" } else { "?" };
+        let path = if self.chance(15) { self.one(&ODD_PATHS) } else { self.one(&PATHS) };
+        let path = format!("{path}{mark}{}", query.join("&"));
         let mut headers = Vec::new();
         if self.chance(60) {
             headers.push(format!("x-user: {}", self.one(&VALUES)));
@@ -375,35 +424,79 @@ impl Random {
         if self.chance(30) {
             headers.push(format!("authorization: Bearer {}", self.one(&[GUEST, STAFF, "forged"]).trim()));
         }
-        let of = |from, url, method, headers| Request { from, url, method, headers, certificate: None };
-        match self.0.u32(..16) {
-            0..=5 => {
-                let url = format!("http://s{}.shop{path}", self.0.usize(..SERVICES));
-                of(self.one(&CLIENTS), url, self.one(&METHODS), headers)
-            }
-            6 | 7 => {
-                let url = format!("tcp://t{}.shop:9000", self.0.usize(..CONNECTION_SERVICES));
-                of(self.one(&CLIENTS), url, "GET", Vec::new())
-            }
-            8 | 9 => {
+        if self.chance(10) {
+            headers
+                .push(format!("x-forwarded-for: {}", self.one(&["203.0.113.7", "192.0.2.1, 203.0.113.7"])));
+        }
+        if self.chance(5) {
+            headers.push("x-forwarded-proto: https".to_owned());
+        }
+        let request = match self.0.u32(..20) {
+            0..=10 => Request { from: self.one(&CLIENTS), ..self.inner_request(&path, addresses) },
+            _ => self.outer_request(&path),
+        };
+        let mut headers = if request.is_connection() { Vec::new() } else { headers };
+        if request.from != "outside" && !request.is_connection() {
+            self.inner_headers(&mut headers);
+        }
+        let is_preflight = headers.iter().any(|header| header.starts_with("access-control"));
+        let method = if is_preflight { "OPTIONS" } else { request.method };
+        Request { headers, method, ..request }
+    }
+
+    /// Adds headers that only clients in the mesh send.
+    fn inner_headers(&mut self, headers: &mut Vec<String>) {
+        if self.chance(8) {
+            headers
+                .push(format!("host: {}", self.one(&["s1.shop", "e1.ext", "unknown.example", "g1.shop:80"])));
+        }
+        if self.chance(8) {
+            let origin = self.one(&["http://a.example", "http://b.example"]);
+            headers.push(format!("origin: {origin}"));
+            headers.push("access-control-request-method: GET".to_owned());
+        }
+    }
+
+    /// Returns a request or a connection of a client in the mesh.
+    fn inner_request(&mut self, path: &str, addresses: &[String]) -> Request {
+        let service = |random: &mut Self, prefix: &str, count: usize, domain: &str| {
+            format!("http://{prefix}{}.{domain}{path}", random.0.usize(..count))
+        };
+        let url = match self.0.u32(..13) {
+            11 => format!("http://{}{path}", self.one(&["alias.shop", "h0.shop:8080", "h1.shop:8080"])),
+            12 => format!("tcp://{}.shop:9000", self.one(&["h0", "h1"])),
+            0..=3 => service(self, "s", SERVICES, "shop"),
+            4 | 5 => service(self, "g", ROUTED_SERVICES, "shop"),
+            6 => service(self, "e", ENTRIES, "ext"),
+            7 => format!("http://{}:8080{path}", addresses[self.0.usize(..addresses.len())]),
+            8 => format!("tcp://e{}.ext:9000", self.0.usize(..ENTRIES)),
+            _ => format!("tcp://t{}.shop:9000", self.0.usize(..CONNECTION_SERVICES)),
+        };
+        let http2 = url.starts_with("http") && self.chance(15);
+        let method = if url.starts_with("http") { self.one(&METHODS) } else { "GET" };
+        Request { url, method, http2, ..Request::default() }
+    }
+
+    /// Returns a request or a connection from outside.
+    fn outer_request(&mut self, path: &str) -> Request {
+        let mut request = Request { from: "outside", ..Request::default() };
+        request.url = match self.0.u32(..9) {
+            0 | 1 => {
                 let host = self.one(&["a.example", "b.example", "x.example", "c.other", "other"]);
-                of("outside", format!("http://{host}{path}"), "GET", headers)
+                format!("http://{host}{path}")
             }
-            10 | 11 => {
-                let host = self.one(&["ra.api", "rb.api", "x.api"]);
-                of("outside", format!("http://{host}{path}"), "GET", headers)
-            }
-            12 => {
+            2 | 3 => format!("http://{}{path}", self.one(&["ra.api", "rb.api", "x.api"])),
+            4 => {
                 let host = self.one(&["p.secure", "x.pass", "y.pass", "a.secure", "z.secure"]);
-                of("outside", format!("tls://{host}:443"), "GET", Vec::new())
+                format!("tls://{host}:443")
             }
             _ => {
+                request.certificate = self.chance(70).then(|| self.one(&CLIENT_CERTIFICATES));
                 let host = self.one(&["a.secure", "b.secure", "m.secure", "m.secure", "x.members"]);
-                let certificate = if self.chance(70) { Some(self.one(&CLIENT_CERTIFICATES)) } else { None };
-                let request = of("outside", format!("https://{host}{path}"), "GET", headers);
-                Request { certificate, ..request }
+                format!("https://{host}{path}")
             }
-        }
+        };
+        request
     }
 }
 
@@ -420,12 +513,32 @@ pub(crate) struct Request {
     pub(crate) headers: Vec<String>,
     /// Name of the certificate of a client of TLS; `None` for none.
     pub(crate) certificate: Option<&'static str>,
+    /// The client uses HTTP/2.
+    pub(crate) http2: bool,
+}
+
+impl Default for Request {
+    fn default() -> Self {
+        let (from, method, certificate) = ("", "GET", None);
+        Self { from, url: String::new(), method, headers: Vec::new(), certificate, http2: false }
+    }
 }
 
 impl Request {
     /// Returns the arguments that `call` and `explain` share.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let headers = self.headers.iter().flat_map(|header| ["-H".to_owned(), header.clone()]);
-        ["-X".to_owned(), self.method.to_owned()].into_iter().chain(headers).collect()
+        let version = self.http2.then(|| "--http2".to_owned());
+        ["-X".to_owned(), self.method.to_owned()].into_iter().chain(headers).chain(version).collect()
+    }
+
+    /// Returns whether this is a connection without a request.
+    pub(crate) fn is_connection(&self) -> bool {
+        self.url.starts_with("tcp:") || self.url.starts_with("tls:")
+    }
+
+    /// Returns the status with which the programs answer; `None` for 200.
+    pub(crate) fn status(&self) -> Option<u64> {
+        self.url.split_once("status=")?.1.parse().ok()
     }
 }

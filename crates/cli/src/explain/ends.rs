@@ -2,6 +2,9 @@
 
 use super::report::Destination;
 
+/// Status of the response of a proxy whose connection to an endpoint is closed.
+const UNAVAILABLE: u16 = 503;
+
 /// Result of a request that is not forwarded further.
 pub(super) struct JourneyEnd {
     pub(super) served: bool,
@@ -52,4 +55,13 @@ fn round(number: f64) -> f64 {
 pub(super) fn ratio(part: usize, all: usize) -> f64 {
     let number = |value: usize| f64::from(u32::try_from(value).unwrap_or(u32::MAX));
     number(part) / number(all.max(1))
+}
+
+/// Adds the response of an HTTP proxy whose connection to a place is closed.
+pub(super) fn answered(to: Destination) -> Destination {
+    if to.served || to.status.is_some() {
+        return to;
+    }
+    let result = format!("{}; the proxy before it responds with {UNAVAILABLE}", to.result);
+    Destination { status: Some(UNAVAILABLE), result, ..to }
 }

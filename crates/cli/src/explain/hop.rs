@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 
 use skysail_model::{TokenRule, api::MtlsMode, gateway_l4_source, token_rules};
 use skysail_proxy::explain::{
-    CertificateVerdict, Explanation, FilterReport, Outcome as Decided, Target, TlsReport, TokenReport,
+    CertificateVerdict, ClusterReport, Explanation, FilterReport, Outcome as Decided, Target, TlsReport,
+    TokenReport,
 };
 use skysail_sandbox::OfflinePod;
 
@@ -226,6 +227,7 @@ fn filter_step(
         unmatched: Vec::new(),
         tokens: Vec::new(),
         limit: filter.limit.clone(),
+        asks: filter.asks.clone(),
     };
     match &filter.policy {
         Some(policy) => {
@@ -273,11 +275,20 @@ fn target_step(sources: &Sources<'_>, target: &Target) -> TargetStep {
         balancer: report.map(|report| report.balancer.to_owned()).unwrap_or_default(),
         connect_timeout: report.map_or(0.0, |report| report.connect_timeout),
         endpoints: report.map(|report| report.endpoints.clone()).unwrap_or_default(),
+        ejections: report.map(ejections).unwrap_or_default(),
         resolves: report.map(|report| report.resolves.clone()).unwrap_or_default(),
         failure: target.failure.as_ref().map(|(_, reason)| reason.clone()).unwrap_or_default(),
         rewritten_path: target.rewritten_path.clone(),
         rewritten_host: target.rewritten_host.clone(),
         header_changes: target.header_changes.clone(),
+    }
+}
+
+fn ejections(report: &ClusterReport) -> &'static str {
+    match (report.has_outlier_detection, report.knows_ejections) {
+        (false, _) => "",
+        (true, true) => "known",
+        (true, false) => "unknown",
     }
 }
 

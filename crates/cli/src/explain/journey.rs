@@ -12,7 +12,7 @@ use skysail_proxy::explain::{
 use skysail_sandbox::{Lookup, OfflinePod};
 
 use super::{
-    ends::{JourneyEnd, outside, ratio, summary},
+    ends::{JourneyEnd, answered, outside, ratio, summary},
     gateway,
     hop::{self, INBOUND, OUTBOUND, Place, Received},
     proxies::{Proxies, Proxy},
@@ -25,8 +25,6 @@ use super::{
 pub(super) const OUTSIDE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 /// Source port of clients.
 const CLIENT_PORT: u16 = 40_000;
-/// Status of the response of a proxy whose connection to an endpoint is closed.
-const UNAVAILABLE: u16 = 503;
 /// Maximum number of proxies in a row.
 const MAX_HOPS: usize = 6;
 /// Maximum number of workloads of a cluster that are followed.
@@ -172,6 +170,10 @@ impl Follower<'_> {
             .of(pod)
             .filter(|_| ip.is_loopback())
             .and_then(|proxy| proxy.configuration.listening_at(destination).map(ToOwned::to_owned));
+        if listening.is_none() && ip.is_loopback() {
+            report.destinations = vec![self.within(pod, destination, payload)];
+            return None;
+        }
         if listening.is_none() && !pod.intercepts_outbound(ip, request.port) {
             report.notes.push(match pod.sidecar {
                 false => "the client has no sidecar: its connections are not changed".to_owned(),
@@ -284,6 +286,15 @@ impl Follower<'_> {
             self.arrive(&arriving, "", ratio(count, backends.len()), count)
         });
         found.collect()
+    }
+
+    /// Returns the destination of a connection that stays in the pod of the client.
+    fn within(&self, pod: &OfflinePod, address: SocketAddr, payload: &Payload) -> Destination {
+        let party = self.party(pod);
+        let result =
+            format!("a program in the pod of {} receives it, if one listens on the port", party.workload);
+        let end = JourneyEnd { served: true, status: None, result };
+        Destination { to: Some(party), ..destination("", 1.0, address.to_string(), 1, payload, end) }
     }
 
     fn explain(&self, proxy: &Proxy, entry: &str, arriving: &IncomingConnection<'_>) -> Explanation {
@@ -423,11 +434,10 @@ impl Follower<'_> {
             return vec![destination(&target.cluster, share, names, 1, payload, end)];
         }
         let groups = self.groups(&report.endpoints);
-        let all: u64 = groups.iter().map(|group| group.weight).sum();
         let source = SocketAddr::new(pod.address.into(), CLIENT_PORT);
         let followed = groups.iter().take(MAX_WORKLOADS).flat_map(|group| {
-            let EndpointGroup { endpoint, count, weight, .. } = group;
-            let part = share * *weight as f64 / all.max(1) as f64;
+            let EndpointGroup { endpoint, count, .. } = group;
+            let part = share * group.share;
             let Ok(address) = endpoint.address.parse() else {
                 let end = outside(&endpoint.address);
                 return vec![destination(
@@ -480,13 +490,12 @@ impl Follower<'_> {
                 (Some(pod), Some(address)) => format!("{} {}", pod.owner, address.port()),
                 _ => endpoint.address.clone(),
             };
-            let weight = u64::from(endpoint.weight);
             match groups.iter_mut().find(|known| known.key == key) {
                 Some(known) => {
                     known.count += 1;
-                    known.weight += weight;
+                    known.share += endpoint.share;
                 }
-                None => groups.push(EndpointGroup { key, endpoint, count: 1, weight }),
+                None => groups.push(EndpointGroup { key, endpoint, count: 1, share: endpoint.share }),
             }
         }
         groups
@@ -550,22 +559,14 @@ impl Follower<'_> {
     }
 }
 
-/// Adds the response of an HTTP proxy whose connection to a place is closed.
-fn answered(to: Destination) -> Destination {
-    if to.served || to.status.is_some() {
-        return to;
-    }
-    let result = format!("{}; the proxy before it responds with {UNAVAILABLE}", to.result);
-    Destination { status: Some(UNAVAILABLE), result, ..to }
-}
-
 /// Endpoints of a cluster that are the same port of one workload.
 struct EndpointGroup<'e> {
     key: String,
     /// One of them.
     endpoint: &'e EndpointReport,
     count: usize,
-    weight: u64,
+    /// Share of the requests to the cluster, from 0 to 1.
+    share: f64,
 }
 
 fn destination(

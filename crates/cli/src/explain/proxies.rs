@@ -5,6 +5,7 @@ use std::{
     cell::RefCell,
     collections::{BTreeSet, HashMap},
     env,
+    net::SocketAddr,
     process::Command,
     rc::Rc,
 };
@@ -15,6 +16,11 @@ use skysail_model::{ClientScope, ProxyView, TokenRule, compile, token_rules};
 use skysail_proxy::explain::{EncodedResource, HeldResources, ProxyConfiguration};
 use skysail_sandbox::{Offline, OfflinePod};
 use skysail_xds::Kind;
+
+/// Page of a proxy with its resources.
+const RESOURCES: &str = "config_dump?include_eds";
+/// Page of a proxy with the state of its endpoints.
+const CLUSTERS: &str = "clusters?format=json";
 
 /// Proxies of a mesh.
 pub(super) struct Proxies<'a> {
@@ -28,8 +34,8 @@ pub(super) struct Proxies<'a> {
 
 /// Source of the configuration that the proxies hold.
 pub(super) enum Held {
-    /// Pages `/config_dump` of some proxies by namespace and name of the pod. The others hold what the control plane
-    /// compiles.
+    /// Pages `/config_dump` of some proxies by namespace and name of the pod. The others hold what the
+    /// control plane compiles.
     Pages(HashMap<(String, String), Vec<u8>>),
     /// Name of the running mesh, whose proxies are asked.
     Running(String),
@@ -98,6 +104,9 @@ impl<'a> Proxies<'a> {
         }
         let scope = ClientScope::of(&view, &world.grouping());
         let mut configuration = ProxyConfiguration::load(&resources);
+        if let Some(ejected) = self.ejected(pod) {
+            configuration.apply_ejections(&ejected);
+        }
         if !is_held {
             // A running control plane fetches them. Until then its proxies refuse the tokens.
             let rules = token_rules(world, &view);
@@ -105,14 +114,31 @@ impl<'a> Proxies<'a> {
             let unknown = rules.iter().enumerate().filter(|(_, rule)| is_unknown(rule));
             configuration.assume_signatures(unknown.map(|(index, _)| index).collect());
         }
-        refused.extend(configuration.refused().iter().cloned());
+        configuration.add_refused(refused);
+        let refused = configuration.refused().to_vec();
         Some(Proxy { configuration, view, scope, on_demand, refused })
     }
 
-    /// Returns the page of a proxy that shows what it holds; `None` if that is what the control plane compiles.
+    /// Returns the endpoints that a running proxy has ejected, by cluster; `None` if they are not known.
+    fn ejected(&self, pod: &OfflinePod) -> Option<Vec<(String, SocketAddr)>> {
+        let Held::Running(mesh) = &self.held else { return None };
+        match ask(mesh, pod, CLUSTERS).and_then(|page| HeldResources::ejected(&page)) {
+            Ok(ejected) => Some(ejected),
+            Err(error) => {
+                self.notes.borrow_mut().push(format!(
+                    "the ejected endpoints of the proxy of {}/{} are not known ({error:#})",
+                    pod.namespace, pod.name
+                ));
+                None
+            }
+        }
+    }
+
+    /// Returns the page of a proxy that shows what it holds; `None` if that is what the control plane
+    /// compiles.
     fn page(&self, pod: &OfflinePod) -> Option<anyhow::Result<Cow<'_, [u8]>>> {
         match &self.held {
-            Held::Running(mesh) => Some(ask(mesh, pod).map(Cow::Owned)),
+            Held::Running(mesh) => Some(ask(mesh, pod, RESOURCES).map(Cow::Owned)),
             Held::Pages(pages) => {
                 let page = pages.get(&(pod.namespace.clone(), pod.name.clone()))?;
                 Some(Ok(Cow::Borrowed(page)))
@@ -121,10 +147,10 @@ impl<'a> Proxies<'a> {
     }
 }
 
-/// Reads the page of a running proxy. `skysail call` does it, since a process that enters the network of a pod cannot
-/// leave it.
-fn ask(mesh: &str, pod: &OfflinePod) -> anyhow::Result<Vec<u8>> {
-    let url = format!("http://127.0.0.1:{ADMIN_PORT}/config_dump?include_eds");
+/// Reads a page of a running proxy. `skysail call` does it, since a process that enters the network of a pod
+/// cannot leave it.
+fn ask(mesh: &str, pod: &OfflinePod, page: &str) -> anyhow::Result<Vec<u8>> {
+    let url = format!("http://127.0.0.1:{ADMIN_PORT}/{page}");
     let workload = format!("{}/{}", pod.namespace, pod.name);
     let own = env::current_exe().context("cannot find this program's file")?;
     let output = Command::new(own)

@@ -189,6 +189,8 @@ pub(super) struct FilterStep {
     pub(super) tokens: Vec<TokenStep>,
     /// Rate limit.
     pub(super) limit: Option<LimitReport>,
+    /// Cluster of the external authorizer that decides about the request; empty for none.
+    pub(super) asks: String,
 }
 
 /// A token and the verdict of a rule about it.
@@ -232,6 +234,8 @@ pub(super) struct TargetStep {
     /// Connect timeout in seconds.
     pub(super) connect_timeout: f64,
     pub(super) endpoints: Vec<EndpointReport>,
+    /// `known` or `unknown`: which endpoints outlier detection has ejected; empty if the cluster ejects none.
+    pub(super) ejections: &'static str,
     pub(super) resolves: Vec<String>,
     /// Reason why requests to the cluster fail; empty for none.
     pub(super) failure: String,

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use skysail_core::logging::printable;
-use skysail_proxy::explain::LimitReport;
+use skysail_proxy::explain::{EndpointReport, LimitReport};
 use unicode_width::UnicodeWidthStr as _;
 
 use super::report::{
@@ -17,6 +17,8 @@ const WIDTH: usize = 100;
 const LABEL: usize = 15;
 /// Beginning of the names of rules of CUSTOM policies, as in Istio.
 const CUSTOM: &str = "istio-ext-authz-";
+/// Maximum difference of shares that count as equal.
+const EVEN: f64 = 0.001;
 /// Maximum number of routes that do not match, and of endpoints, in a list.
 const MAX_LISTED: usize = 12;
 
@@ -97,8 +99,8 @@ impl Text<'_> {
         }
     }
 
-    /// Replaces the text from `start`, the decisions of a server's sidecar, by a reference to an earlier sidecar with
-    /// the same decisions, if there is one.
+    /// Replaces the text from `start`, the decisions of a server's sidecar, by a reference to an earlier
+    /// sidecar with the same decisions, if there is one.
     fn fold(&mut self, hop: &Hop, start: usize) {
         let text = self.out.get(start..).unwrap_or_default().to_owned();
         if hop.direction != "inbound" {
@@ -154,8 +156,8 @@ impl Text<'_> {
         }
     }
 
-    /// Adds the connection as the proxy receives it. The connection of a client to its own sidecar is left out, unless
-    /// the client sends TLS itself.
+    /// Adds the connection as the proxy receives it. The connection of a client to its own sidecar is left
+    /// out, unless the client sends TLS itself.
     fn connection(&mut self, hop: &Hop) {
         if hop.direction == "outbound" && hop.server_name.is_empty() {
             return;
@@ -205,8 +207,8 @@ impl Text<'_> {
         }
     }
 
-    /// Adds the selected filter chain. Adds the other chains only if neither the servers of a gateway nor the mutual
-    /// TLS mode explain the selection.
+    /// Adds the selected filter chain. Adds the other chains only if neither the servers of a gateway nor the
+    /// mutual TLS mode explain the selection.
     fn chains(&mut self, hop: &Hop) {
         let is_closed = hop.protocol.is_empty();
         let is_told = match hop.direction {
@@ -276,10 +278,11 @@ impl Text<'_> {
                 (true, false) => "would admit (dry run)",
                 (false, false) => "would deny (dry run)",
             };
-            // The rules of CUSTOM policies select the requests about which their provider decides.
-            let is_custom = !filter.enforced && filter.matched.starts_with(CUSTOM);
-            let verdict = if is_custom { "its provider decides" } else { verdict };
-            let action = if is_custom { "CUSTOM" } else { filter.action };
+            let (action, verdict) = match (is_custom(filter), filter.matched.is_empty()) {
+                (false, _) => (filter.action, verdict),
+                (true, false) => ("CUSTOM", "its provider decides"),
+                (true, true) => ("CUSTOM", "its provider is not asked"),
+            };
             let rule = match filter.matched.as_str() {
                 "" => "no rule matches".to_owned(),
                 rule => format!("rule {rule} matches"),
@@ -404,6 +407,9 @@ impl Text<'_> {
         let connect = target.connect_timeout;
         let line = format!("{candidates} of {count}, {}, connect timeout {connect} s", target.balancer);
         self.field("endpoints", &line);
+        let mut shares = target.endpoints.iter().filter(|of| of.is_candidate).map(|of| of.share);
+        let first = shares.next().unwrap_or_default();
+        let is_even = shares.all(|share| (share - first).abs() < EVEN);
         for endpoint in target.endpoints.iter().take(MAX_LISTED) {
             let mut line = endpoint.address.clone();
             if !endpoint.locality.is_empty() {
@@ -414,15 +420,14 @@ impl Text<'_> {
                 Some(tls) if tls.is_mesh => "mutual TLS of the mesh".to_owned(),
                 Some(tls) => format!("TLS, SNI {}", tls.server_name),
             };
-            let state = match (endpoint.is_candidate, endpoint.is_healthy) {
-                (true, _) => String::new(),
-                (false, false) => "; unhealthy".to_owned(),
-                (false, true) => format!("; priority {} is not used", endpoint.priority),
-            };
-            self.field("", &format!("{line}, {tls}{state}"));
+            let part = if is_even { String::new() } else { format!(", {}", share(endpoint.share)) };
+            self.field("", &format!("{line}, {tls}{part}{}", state(endpoint)));
         }
         if target.endpoints.len() > MAX_LISTED {
             self.field("", &format!("{} more", target.endpoints.len() - MAX_LISTED));
+        }
+        if target.ejections == "unknown" {
+            self.field("", "ejections by outlier detection are not known, and not considered");
         }
     }
 
@@ -499,6 +504,24 @@ impl Text<'_> {
             Some(base) if !base.is_empty() && base != "/" => text.replace(&format!("{base}/"), ""),
             _ => text.to_owned(),
         }
+    }
+}
+
+/// Returns whether a filter has the rules of CUSTOM policies, which select the requests about which a
+/// provider decides.
+fn is_custom(filter: &FilterStep) -> bool {
+    let mut rules = filter.unmatched.iter().map(|rule| &rule.rule).chain([&filter.matched]);
+    !filter.enforced && rules.any(|rule| rule.starts_with(CUSTOM))
+}
+
+/// Returns the state of an endpoint as the end of a line.
+fn state(endpoint: &EndpointReport) -> String {
+    match (endpoint.is_candidate, endpoint.is_ejected, endpoint.is_healthy) {
+        (true, false, true) => String::new(),
+        (true, ..) => "; unhealthy, but used because too few endpoints are healthy".to_owned(),
+        (false, true, _) => "; ejected by outlier detection".to_owned(),
+        (false, false, false) => "; unhealthy".to_owned(),
+        (false, false, true) => format!("; priority {} is not used", endpoint.priority),
     }
 }
 

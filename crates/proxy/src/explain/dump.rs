@@ -1,6 +1,9 @@
 //! Resources that a running proxy holds, from its page `/config_dump?include_eds`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
@@ -16,6 +19,7 @@ use skysail_xds::{
             },
             config::{
                 cluster::v3::Cluster,
+                core::v3::Node,
                 endpoint::v3::ClusterLoadAssignment,
                 listener::v3::Listener,
                 route::v3::{RouteConfiguration, VirtualHost},
@@ -27,7 +31,7 @@ use skysail_xds::{
 };
 
 use super::EncodedResource;
-use crate::translate::bootstrap::convert;
+use crate::translate::{TlsContexts, Translator, bootstrap::convert};
 
 /// Sections of a dump that decide where requests go.
 const SECTIONS: [&str; 5] = [
@@ -45,14 +49,15 @@ pub struct HeldResources {
     pub resources: Vec<EncodedResource>,
     /// Clusters and virtual hosts that the proxy does not hold yet.
     pub on_demand: BTreeSet<String>,
-    /// Resources of which the proxy has refused the newest version: name and reason. The version before stays.
+    /// Resources of which the proxy has refused the newest version: name and reason. The version before
+    /// stays.
     pub refused: Vec<(String, String)>,
 }
 
 impl HeldResources {
-    /// Reads the page of a proxy. `compiled` are all resources that the control plane would send. They complete the
-    /// clusters, endpoints and virtual hosts that the proxy does not hold. Secrets of the control plane are those of
-    /// `compiled`, because the page has neither revocation lists nor keys.
+    /// Reads the page of a proxy. `compiled` are all resources that the control plane would send. They
+    /// complete the clusters, endpoints and virtual hosts that the proxy does not hold. Secrets of the
+    /// control plane are those of `compiled`, because the page has neither revocation lists nor keys.
     ///
     /// # Errors
     /// The page is not a dump, or has types that this program does not know.
@@ -70,6 +75,31 @@ impl HeldResources {
         }
         held.complete(compiled)?;
         Ok(held)
+    }
+
+    /// Reads the page `/clusters?format=json` of a proxy. Returns the endpoints that outlier detection has
+    /// ejected, with their clusters.
+    ///
+    /// # Errors
+    /// The page is not JSON, or has no clusters.
+    pub fn ejected(page: &[u8]) -> anyhow::Result<Vec<(String, SocketAddr)>> {
+        let page: Value = serde_json::from_slice(page).context("the page is not JSON")?;
+        let Some(clusters) = page["cluster_statuses"].as_array() else {
+            bail!("the page has no `cluster_statuses`")
+        };
+        let mut ejected = Vec::new();
+        for cluster in clusters {
+            let hosts = cluster["host_statuses"].as_array().into_iter().flatten();
+            let hosts = hosts.filter(|host| host["health_status"]["failed_outlier_check"] == true);
+            let address = |host: &Value| {
+                let address = &host["address"]["socket_address"];
+                let port = u16::try_from(address["port_value"].as_u64()?).ok()?;
+                Some(SocketAddr::new(address["address"].as_str()?.parse().ok()?, port))
+            };
+            let name = cluster["name"].as_str().unwrap_or_default();
+            ejected.extend(hosts.filter_map(address).map(|address| (name.to_owned(), address)));
+        }
+        Ok(ejected)
     }
 
     fn add_section(&mut self, section: &Any) -> anyhow::Result<()> {
@@ -103,6 +133,10 @@ impl HeldResources {
                 for of in &dump.dynamic_listeners {
                     let name = of.name.clone();
                     self.note(Some(&Any::default()), of.error_state.as_ref(), |_| name.clone());
+                    if of.active_state.is_none() && of.warming_state.is_some() {
+                        let reason = "not in effect yet: it waits for its route table or its certificate";
+                        self.refused.push((of.name.clone(), reason.to_owned()));
+                    }
                 }
                 let fixed = dump.static_listeners.into_iter().filter_map(|of| of.listener);
                 let active = dump.dynamic_listeners.into_iter().filter_map(|of| of.active_state?.listener);
@@ -153,6 +187,15 @@ impl HeldResources {
         self.resources.push(EncodedResource { kind, name, body: Bytes::from(any.value) });
     }
 
+    /// Notes why a proxy has no version of a route table, if a `skysail-proxy` refuses it.
+    fn explain_absence(&mut self, table: &EncodedResource) {
+        let (tls, node) = (TlsContexts::default(), Node::default());
+        let translator = Translator { tls: &tls, node: &node, strict: false };
+        if let Err(reject) = translator.routes(&table.body) {
+            self.refused.push((table.name.clone(), reject.to_string()));
+        }
+    }
+
     fn complete(&mut self, compiled: Vec<EncodedResource>) -> anyhow::Result<()> {
         let names: BTreeSet<(usize, String)> =
             self.resources.iter().map(|held| (held.kind as usize, held.name.clone())).collect();
@@ -169,7 +212,9 @@ impl HeldResources {
                     self.resources.retain(|held| held.kind != Kind::Secret || held.name != resource.name);
                     self.resources.push(resource);
                 }
-                // Listeners are all sent. A route table that is not held is one that no listener uses.
+                Kind::Route if !is_held => self.explain_absence(&resource),
+                // Listeners are all sent. A route table that is not held is one that no listener uses, or
+                // that the proxy refuses.
                 Kind::Route if is_held => {
                     let mine = self
                         .resources
@@ -260,6 +305,23 @@ mod tests {
         let hosts: Vec<_> =
             routes.virtual_hosts.iter().map(|host| (host.name.as_str(), host.domains[0].as_str())).collect();
         assert_eq!(hosts, [("a:80", "old"), ("b:80", "b")]);
+    }
+
+    #[test]
+    fn ejected_endpoints_are_those_of_outlier_detection() {
+        let host = |address: &str, status: Value| {
+            let address = json!({"socket_address": {"address": address, "port_value": 80}});
+            json!({"address": address, "health_status": status})
+        };
+        let hosts = json!([
+            host("10.0.0.1", json!({"eds_health_status": "HEALTHY", "failed_outlier_check": true})),
+            host("10.0.0.2", json!({"eds_health_status": "UNHEALTHY"})),
+            {"address": {"pipe": {"path": "/a"}}, "health_status": {"failed_outlier_check": true}},
+        ]);
+        let page = json!({"cluster_statuses": [{"name": "a", "host_statuses": hosts}, {"name": "b"}]});
+        let ejected = HeldResources::ejected(page.to_string().as_bytes()).unwrap();
+        assert_eq!(ejected, [("a".to_owned(), ([10, 0, 0, 1], 80).into())]);
+        assert!(HeldResources::ejected(b"{}").is_err() && HeldResources::ejected(b"").is_err());
     }
 
     #[test]

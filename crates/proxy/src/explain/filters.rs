@@ -1,4 +1,5 @@
-//! Filters that a connection and a request pass: policies with their verdicts, and other filters with their effect.
+//! Filters that a connection and a request pass: policies with their verdicts, and other filters with their
+//! effect.
 
 use std::{net::SocketAddr, sync::Arc, time::SystemTime};
 
@@ -7,32 +8,39 @@ use skysail_http::head::RequestHead;
 use skysail_policy::{
     config::{
         FilterChain, HttpManager, RouteTable,
-        http::{Filter, FilterKind},
+        http::{Filter, FilterKind, metadata},
         listener::Direction,
         mutation::HeaderMutation,
         policy::{Policy, Rule, RuleAction, Rules},
-        route::{Abort, Fault, Route, Setting, VirtualHost},
+        route::{Abort, Action, Cors, Fault, Route, Setting, Targets, VirtualHost},
     },
+    cors::{self, CorsDecision},
     matching, mutation,
     rbac::{self, Subject, Tally, Verdict},
     record::Record,
+    route::NoRoute,
 };
 
 use super::{
-    ProxyConfiguration, limits,
+    ProxyConfiguration, authorizers, limits,
     report::{Explanation, FilterReport, Outcome, PolicyReport},
     tokens,
 };
-use crate::request::mutation::lists as mutation_lists;
+use crate::{request::mutation::lists as mutation_lists, worker::downstream};
 
 /// 100 % in millionths.
 const ALL: u32 = 1_000_000;
 
 /// Evaluates the network filters before the last one. Returns whether they admit the connection.
 pub(super) fn network(chain: &FilterChain, subject: &Subject<'_>, explained: &mut Explanation) -> bool {
-    let admitted = chain.policies.iter().all(|policy| check("rbac", policy, subject, explained));
-    if admitted && chain.external_authorization.is_some() {
-        explained.filters.push(effect("ext_authz", "asks an authorizer, which may refuse the connection"));
+    for limit in &chain.connection_limits {
+        let text = format!("closes connections above {} open ones", limit.max_connections);
+        explained.filters.push(effect("connection_limit", &text));
+    }
+    let mut tally = Tally::default();
+    let admitted = chain.policies.iter().all(|policy| check("rbac", policy, subject, &mut tally, explained));
+    if let Some(config) = chain.external_authorization.as_deref().filter(|_| admitted) {
+        authorizers::connection(config, &downstream::metadata(tally.found), explained);
     }
     admitted
 }
@@ -48,8 +56,8 @@ pub(super) struct Passage<'a> {
     pub(super) head: RequestHead,
     /// Dynamic metadata, by filter name.
     pub(super) metadata: Map<String, Value>,
-    /// Virtual host and route.
-    pub(super) found: Option<(&'a VirtualHost, &'a Route)>,
+    /// Virtual host and route, or why there is none.
+    pub(super) found: Result<(&'a VirtualHost, &'a Route), NoRoute>,
 }
 
 impl<'a> Passage<'a> {
@@ -57,7 +65,7 @@ impl<'a> Passage<'a> {
     pub(super) fn filter(&mut self, explained: &mut Explanation) -> bool {
         let manager = self.manager;
         manager.filters.iter().all(|filter| {
-            let setting = self.found.and_then(|(_, route)| route.setting(&filter.name));
+            let setting = self.found.ok().and_then(|(_, route)| route.setting(&filter.name));
             let is_off = matches!(setting, Some(Setting::Off)) || (filter.disabled && setting.is_none());
             is_off || self.step(filter, setting, explained)
         })
@@ -68,7 +76,10 @@ impl<'a> Passage<'a> {
         let name = &*filter.name;
         let text = match (&filter.kind, setting) {
             (_, Some(Setting::Rbac(policy))) | (FilterKind::Rbac(policy), _) => {
-                let admitted = check(name, policy, &self.subject(), explained);
+                let mut tally = Tally::default();
+                let admitted = check(name, policy, &self.subject(), &mut tally, explained);
+                matching::merge_metadata(&mut self.metadata, metadata::COMMON, tally.log_metadata());
+                matching::merge_metadata(&mut self.metadata, metadata::RBAC, tally.found);
                 if !admitted {
                     explained.outcome = Outcome::Responded(403, "a policy denies the request".to_owned());
                 }
@@ -82,9 +93,7 @@ impl<'a> Passage<'a> {
                 }
                 fault_words(fault, &self.head)
             }
-            (FilterKind::Cors, Some(Setting::Cors(_))) => {
-                Some("answers preflights and sets the CORS headers of responses".to_owned())
-            }
+            (FilterKind::Cors, Some(Setting::Cors(cors))) => return self.cors(name, cors, explained),
             (FilterKind::RateLimit(_), Some(Setting::RateLimit(limit)))
             | (FilterKind::RateLimit(limit), _) => {
                 explained.filters.extend(limits::local(self, name, limit));
@@ -94,14 +103,17 @@ impl<'a> Passage<'a> {
                 explained.filters.extend(limits::global(self, name, limit, setting));
                 return true;
             }
-            (FilterKind::ExternalAuthorization(_), _) => {
-                Some("asks an authorizer, which may refuse the request".to_owned())
+            (FilterKind::ExternalAuthorization(config), _) => {
+                return authorizers::request(self, name, config, explained);
             }
             (FilterKind::Jwt(jwt), setting) => return tokens::verify(self, name, jwt, setting, explained),
             (FilterKind::HeaderMutation(config), setting) => {
                 self.mutate(config, setting);
                 // Filters whose names begin with `skysail.` only set internal headers for rate limits.
                 (!name.starts_with("skysail.")).then(|| "changes headers".to_owned())
+            }
+            (FilterKind::ExternalProcessing(_), _) => {
+                Some("calls an external processor, which may change the request or respond".to_owned())
             }
             (FilterKind::Lua(_), _) => {
                 Some("runs a script, which may change the request or respond".to_owned())
@@ -117,9 +129,39 @@ impl<'a> Passage<'a> {
         self.found = self.configuration.route(self.table, &self.head, Some(&self.metadata), explained);
     }
 
+    /// Evaluates a CORS policy, which applies to routes to clusters only. Returns whether the request passes
+    /// it.
+    fn cors(&self, name: &str, config: &Cors, explained: &mut Explanation) -> bool {
+        if !self.found.is_ok_and(|(_, route)| matches!(route.action, Action::Forward(_))) {
+            return true;
+        }
+        let decision = cors::decide(config, &self.head);
+        let text = match &decision {
+            CorsDecision::Respond(_) => "answers the preflight",
+            CorsDecision::AddFields(_) => "sets the CORS headers of the response",
+            CorsDecision::Pass => "answers preflights and sets the CORS headers of responses",
+        };
+        explained.filters.push(effect(name, text));
+        let CorsDecision::Respond(response) = decision else { return true };
+        explained.outcome = Outcome::Responded(response.status(), "CORS preflight".to_owned());
+        false
+    }
+
     /// Returns the subject of policies.
     fn subject(&self) -> Subject<'_> {
         Subject { head: Some(&self.head), metadata: Some(&self.metadata), ..self.subject }
+    }
+
+    /// Returns whether the route leads to a cluster that exists.
+    pub(super) fn has_cluster(&self) -> bool {
+        let Ok((_, Route { action: Action::Forward(forward), .. })) = self.found else { return false };
+        let is_known = |name: &str| self.configuration.snapshot.clusters.contains_key(name);
+        match &forward.targets {
+            Targets::Weighted { targets, .. } => targets.iter().any(|target| is_known(&target.cluster)),
+            Targets::Single(_) | Targets::Header(_) => {
+                forward.cluster(None, &self.head).is_some_and(is_known)
+            }
+        }
     }
 
     /// Returns the record of the request so far, from which formats take values.
@@ -186,9 +228,16 @@ fn unmatched(rules: &Rules, subject: &Subject<'_>) -> Vec<(String, String)> {
     rules.rules.iter().map_while(reason).collect()
 }
 
-/// Evaluates the policy of an RBAC filter and records its verdicts. Returns whether it admits the request.
-fn check(name: &str, policy: &Arc<Policy>, subject: &Subject<'_>, explained: &mut Explanation) -> bool {
-    let verdict = rbac::check(std::slice::from_ref(policy), subject, &mut Tally::default());
+/// Evaluates the policy of an RBAC filter and records its verdicts. Its results for later filters are added
+/// to `tally`. Returns whether it admits the request.
+fn check(
+    name: &str,
+    policy: &Arc<Policy>,
+    subject: &Subject<'_>,
+    tally: &mut Tally,
+    explained: &mut Explanation,
+) -> bool {
+    let verdict = rbac::check(std::slice::from_ref(policy), subject, tally);
     let admitted = verdict == Verdict::Allow;
     let report = |rules: &Rules, is_enforced: bool, allowed: bool| FilterReport {
         name: name.to_owned(),

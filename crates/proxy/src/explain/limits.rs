@@ -67,6 +67,10 @@ pub(super) fn global(
         Some(Setting::GlobalRateLimit(by_route)) => Some(&**by_route),
         _ => None,
     };
+    // As on the request path, a request whose cluster does not exist is not limited.
+    if !passage.has_cluster() {
+        return None;
+    }
     let is_internal = passage.head.header("x-envoy-internal") == Some(b"true");
     if limit.enabled == 0 || limit.internal.is_some_and(|internal| internal != is_internal) {
         return None;
@@ -89,27 +93,32 @@ pub(super) fn global(
     ))
 }
 
-/// Returns the descriptors of a request, by the rules of a filter, or by those of its route and virtual host. As on the
-/// request path, a request without a route to a cluster has none.
+/// Returns the descriptors of a request: by the rules of a filter for every request, or by those of its route
+/// and virtual host for a request with a route to a cluster.
 fn rule_results(
     passage: &Passage<'_>,
     by_filter: Option<&[LimitRule]>,
     host: HostRules,
     stage: u32,
 ) -> RuleResults {
-    let Some((of_host, route)) = passage.found else { return RuleResults::default() };
-    let Action::Forward(forward) = &route.action else { return RuleResults::default() };
+    let forwarded = passage.found.ok().and_then(|(of_host, route)| match &route.action {
+        Action::Forward(forward) => Some((of_host, forward)),
+        _ => None,
+    });
     let record = passage.record();
     let request = LimitRequest {
         head: &passage.head,
         client: passage.subject.remote,
         source_cluster: "",
-        destination_cluster: forward.cluster(None, &passage.head),
+        destination_cluster: forwarded.and_then(|(_, forward)| forward.cluster(None, &passage.head)),
         record: &record,
     };
-    let rules: Vec<&LimitRule> = match by_filter {
-        Some(rules) => rules.iter().collect(),
-        None => limit::rules(forward.limits.as_deref(), &of_host.limits, host, stage).collect(),
+    let rules: Vec<&LimitRule> = match (by_filter, forwarded) {
+        (Some(rules), _) => rules.iter().collect(),
+        (None, Some((of_host, forward))) => {
+            limit::rules(forward.limits.as_deref(), &of_host.limits, host, stage).collect()
+        }
+        (None, None) => Vec::new(),
     };
     let mut results = RuleResults::default();
     for rule in rules {
@@ -131,8 +140,8 @@ fn bucket(settings: BucketSettings, descriptor: &[Entry], shadow: bool) -> Bucke
     }
 }
 
-/// Formats the entries of a descriptor. Omits the entry that names the rule, and the `=` that the control plane puts
-/// before each value so that no value is empty.
+/// Formats the entries of a descriptor. Omits the entry that names the rule, and the `=` that the control
+/// plane puts before each value so that no value is empty.
 fn words(entries: &[Entry]) -> String {
     let entries = entries.iter().filter(|entry| *entry.key != *"rule");
     let words = entries.map(|entry| {

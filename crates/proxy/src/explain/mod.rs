@@ -3,22 +3,21 @@
 //! It runs the translation and the request path's decisions on encoded resources. The explanation is therefore what a
 //! proxy with these resources does. Nothing is sent, and no connection is opened.
 
+mod arrival;
+mod authorizers;
 mod certificate;
 mod chains;
 mod dump;
 mod filters;
 mod limits;
+mod listeners;
 mod origins;
 mod report;
+mod shares;
 mod target;
 mod tokens;
 
-use std::{
-    collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    rc::Rc,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
@@ -29,14 +28,12 @@ use skysail_policy::{
         Cluster, FilterChain, HttpManager, Listener, Listeners, RouteTable, Snapshot,
         cluster::Discovery,
         http::Routes,
-        listener::{TcpProxy, Terminal, Transport},
-        route::{Action, Forward, Route, Target as Weighted, Targets, VirtualHost},
+        listener::{TcpProxy, Terminal},
+        route::{Action, Forward, RedirectPath, Route, Target as Weighted, Targets, VirtualHost},
     },
     headers::{self, Hop},
-    path,
-    peer::{Certificate, Peer},
     rbac::Subject,
-    route::{self, Found},
+    route::{self, Found, NoRoute},
 };
 use skysail_proto::Codec as _;
 use skysail_xds::{
@@ -55,13 +52,15 @@ pub use self::report::{
 };
 use self::{filters::Passage, origins::Origins, target::EndpointProtocol};
 use crate::{
-    request::hop,
+    request::{hop, routing::rewrite_path},
     translate::{self, Reject, TlsContexts, Translator},
-    worker::{filter_chain_match, inspect::Findings},
+    worker::filter_chain_match,
 };
 
 /// Maximum number of domains in a reason.
 const MAX_DOMAINS: usize = 6;
+/// Status of a response if there is no route.
+const NOT_FOUND: u16 = 404;
 /// Status of a response if a cluster has no healthy endpoint.
 const UNAVAILABLE: u16 = 503;
 
@@ -109,6 +108,8 @@ pub struct ProxyConfiguration {
     tls: TlsContexts,
     /// Indices of the JWT providers whose signatures are taken as valid.
     assumed: Vec<usize>,
+    /// The ejections of endpoints are known.
+    knows_ejections: bool,
 }
 
 impl ProxyConfiguration {
@@ -173,6 +174,11 @@ impl ProxyConfiguration {
         loaded
     }
 
+    /// Adds resources that a running proxy does not apply: name and reason.
+    pub fn add_refused(&mut self, refused: Vec<(String, String)>) {
+        self.refused.extend(refused);
+    }
+
     /// Returns the resources that a `skysail-proxy` refuses, with the reasons.
     pub fn refused(&self) -> &[(String, String)] {
         &self.refused
@@ -184,35 +190,17 @@ impl ProxyConfiguration {
         self.assumed = rules;
     }
 
-    /// Returns the name of the listener with this address, or with its port on the wildcard address. For proxies whose
-    /// listeners have sockets.
-    pub fn listener_at(&self, address: SocketAddr) -> Option<String> {
-        let by_address = &self.snapshot.listeners.by_address;
-        let any = |listener: &&Arc<Listener>| {
-            listener
-                .addresses
+    /// Applies the ejections of a running proxy: clusters with addresses of endpoints.
+    pub fn apply_ejections(&mut self, ejected: &[(String, SocketAddr)]) {
+        self.knows_ejections = true;
+        for (cluster, address) in ejected {
+            let Some(cluster) = self.snapshot.clusters.get(&**cluster) else { continue };
+            let endpoints = cluster.endpoints.load();
+            endpoints
                 .iter()
-                .any(|bound| bound.ip().is_unspecified() && bound.port() == address.port())
-        };
-        let found = by_address.get(&address).or_else(|| by_address.values().find(any));
-        found.map(|listener| listener.name.to_string())
-    }
-
-    /// Returns the ports of the listeners that have TCP sockets.
-    pub fn ports(&self) -> BTreeSet<u16> {
-        let has_port = |listener: &&Arc<Listener>| listener.bind && listener.pipe.is_none();
-        let bound = self.snapshot.listeners.by_name.values().filter(has_port);
-        bound.flat_map(|listener| listener.addresses.iter().map(SocketAddr::port)).collect()
-    }
-
-    /// Returns the listener that has a socket at this address.
-    pub fn listening_at(&self, address: SocketAddr) -> Option<&str> {
-        let find = |ip: IpAddr| {
-            let at = SocketAddr::new(ip, address.port());
-            let mut listeners = self.snapshot.listeners.by_name.values().filter(|listener| listener.bind);
-            listeners.find(|listener| listener.addresses.contains(&at)).map(|listener| &*listener.name)
-        };
-        find(address.ip()).or_else(|| find(Ipv4Addr::UNSPECIFIED.into()))
+                .filter(|endpoint| endpoint.address == *address)
+                .for_each(|one| shares::eject(one));
+        }
     }
 
     /// Explains a request on a connection that the listener `entry` accepts, such as `virtualOutbound`. A connection
@@ -230,7 +218,7 @@ impl ProxyConfiguration {
         };
         let listener = filter_chain_match::listener(&self.snapshot, entry, connection.destination);
         explained.listener = listener.name.to_string();
-        let findings = findings(connection, head);
+        let findings = arrival::findings(connection, head);
         let facts = filter_chain_match::Facts {
             destination: connection.destination,
             source: connection.source,
@@ -247,7 +235,7 @@ impl ProxyConfiguration {
             explained.outcome = Outcome::Refused(reason);
             return explained;
         }
-        let peer = peer(connection, &explained.certificate);
+        let peer = arrival::peer(connection, &explained.certificate);
         let subject = Subject {
             head: None,
             peer: &peer,
@@ -351,12 +339,10 @@ impl ProxyConfiguration {
     ) {
         explained.protocol = "http";
         let mut head = head.copy();
-        if hop::refuses_underscores(manager, &mut head) {
-            let reason = "the name of a header has an underscore".to_owned();
-            explained.outcome = Outcome::Responded(400, reason);
+        if let Some(outcome) = arrival::refusal(manager, &mut head) {
+            explained.outcome = outcome;
             return;
         }
-        path::normalize(manager, &mut head);
         let arrival = Hop {
             source: subject.source.ip(),
             own: hop::own_address,
@@ -367,18 +353,19 @@ impl ProxyConfiguration {
         };
         let remote = headers::receive(manager, arrival, &mut head, &mut fastrand::Rng::with_seed(0));
         let table = match &manager.routes {
-            Routes::Inline(table) => Arc::clone(table),
-            Routes::Named(name) => match self.snapshot.routes.get(name) {
-                Some(table) => Arc::clone(table),
-                None => {
-                    explained.route_table = name.to_string();
-                    explained.outcome = Outcome::Responded(404, "the route table does not exist".to_owned());
-                    return;
-                }
-            },
+            Routes::Inline(table) => Some(Arc::clone(table)),
+            Routes::Named(name) => self.snapshot.routes.get(name).cloned(),
         };
-        explained.route_table = table.name.to_string();
+        let is_missing = table.is_none();
+        let table = table.unwrap_or_default();
         let found = self.route(&table, &head, None, explained);
+        explained.route_table = table.name.to_string();
+        if let Routes::Named(name) = &manager.routes
+            && is_missing
+        {
+            explained.route_table = name.to_string();
+            explained.outcome = Outcome::Responded(NOT_FOUND, self.absence(name));
+        }
         let mut passage = Passage {
             configuration: self,
             manager,
@@ -390,11 +377,19 @@ impl ProxyConfiguration {
         };
         let admitted = passage.filter(explained);
         let Passage { head, found, .. } = passage;
-        let Some((host, route)) = found.filter(|_| admitted) else { return };
+        let Some((host, route)) = found.ok().filter(|_| admitted) else { return };
         let connection = (subject.destination, manager.istio_alpn);
         self.act((&table, host, route), &head, connection, explained);
         if explained.idle_timeout.is_none() {
             explained.idle_timeout = manager.stream_idle_timeout.map(|timeout| timeout.as_secs_f64());
+        }
+    }
+
+    /// Returns why there is no route table.
+    fn absence(&self, table: &str) -> String {
+        match self.refused.iter().any(|(name, _)| name == table) {
+            true => format!("the proxy refuses the route table {table}, and has no earlier version of it"),
+            false => format!("the route table {table} does not exist"),
         }
     }
 
@@ -405,19 +400,19 @@ impl ProxyConfiguration {
         head: &RequestHead,
         metadata: Option<&Map<String, Value>>,
         explained: &mut Explanation,
-    ) -> Option<(&'a VirtualHost, &'a Route)> {
+    ) -> Result<(&'a VirtualHost, &'a Route), NoRoute> {
         explained.routes.clear();
         explained.outcome = Outcome::Forwarded;
         let Some((host, exact)) = route::virtual_host(table, head.authority()) else {
             let reason = format!("no virtual host has the domain {}{}", head.authority(), others(table));
-            explained.outcome = Outcome::Responded(404, reason);
-            return None;
+            explained.outcome = Outcome::Responded(NOT_FOUND, reason);
+            return Err(NoRoute::NoMatch);
         };
         explained.virtual_host = host.name.to_string();
         explained.is_exact_domain = exact;
         if host.require_tls && !route::is_secure(head) {
             explained.outcome = Outcome::Responded(301, "the virtual host requires TLS".to_owned());
-            return None;
+            return Err(NoRoute::TlsRequired);
         }
         for (index, route) in host.routes.iter().enumerate() {
             let mismatch = route::mismatch(&route.matches, head, metadata);
@@ -431,15 +426,15 @@ impl ProxyConfiguration {
             });
             // Other requests continue after a route for a fraction of requests, so the search continues too.
             if matched && route.matches.fraction.is_none() {
-                return Some((host, route));
+                return Ok((host, route));
             }
         }
         let reason = match host.routes.is_empty() {
             true => "the virtual host has no routes",
             false => "no route of the virtual host matches the request",
         };
-        explained.outcome = Outcome::Responded(404, reason.to_owned());
-        None
+        explained.outcome = Outcome::Responded(NOT_FOUND, reason.to_owned());
+        Err(NoRoute::NoMatch)
     }
 
     fn act(
@@ -459,7 +454,11 @@ impl ProxyConfiguration {
                 self.forward(place, forward, head, connection, explained);
             }
             Action::Redirect(redirect) => {
-                let location = route::location(redirect, head, head.scheme());
+                let mut target = head.copy();
+                if let Some(RedirectPath::Rewritten(rewrite)) = &redirect.path {
+                    rewrite_path(&mut target, rewrite, &place.2.matches);
+                }
+                let location = route::location(redirect, &target, head.scheme());
                 explained.outcome = Outcome::Responded(redirect.status, format!("redirect to {location}"));
             }
             Action::Direct(direct) => {
@@ -512,7 +511,10 @@ impl ProxyConfiguration {
         not_found: u16,
     ) -> Target {
         let cluster = self.snapshot.clusters.get(name);
-        let report = cluster.map(|cluster| target::describe(cluster, destination, sends, &self.origins));
+        let report = cluster.map(|cluster| {
+            let report = target::describe(cluster, destination, sends, &self.origins);
+            ClusterReport { knows_ejections: self.knows_ejections, ..report }
+        });
         let is_http = matches!(sends, EndpointProtocol::Http { .. });
         let failure = match &report {
             None => Some((not_found, "the cluster does not exist".to_owned())),
@@ -563,30 +565,6 @@ fn trust(tls: &TlsContexts, name: &str, body: &[u8]) -> Result<(), Reject> {
     }
     let named = tls.names().into_iter().filter(|known| *known.name == *name);
     named.into_iter().try_for_each(|known| translate::store_secret(tls, &known, &secret).map(drop))
-}
-
-/// Returns what the listener filters find in the first bytes of a connection.
-fn findings(connection: &Connection<'_>, head: Option<&RequestHead>) -> Findings {
-    let mut findings = Findings::default();
-    if let Some(hello) = &connection.tls {
-        findings.transport = Some(Transport::Tls);
-        findings.server_name =
-            (!hello.server_name.is_empty()).then(|| hello.server_name.to_ascii_lowercase().into());
-        findings.protocols = hello.alpn.iter().map(|protocol| protocol.as_bytes().into()).collect();
-    } else {
-        findings.transport = Some(Transport::RawBuffer);
-        let protocol = head.map(|head| if head.version.as_str() == "HTTP/2" { "h2c" } else { "http/1.1" });
-        findings.protocols = protocol.into_iter().map(|protocol| protocol.as_bytes().into()).collect();
-    }
-    findings
-}
-
-fn peer(connection: &Connection<'_>, verdict: &CertificateVerdict) -> Peer {
-    let Some(hello) = &connection.tls else { return Peer::plain() };
-    let certificate = hello.certificate.filter(|_| verdict.is_presented());
-    let certificate =
-        certificate.map(|certificate| Rc::new(Certificate::new(&[], certificate.names().clone())));
-    Peer::secured(certificate, None)
 }
 
 #[cfg(test)]

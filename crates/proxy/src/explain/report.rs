@@ -126,6 +126,8 @@ pub struct FilterReport {
     pub tokens: Vec<TokenReport>,
     /// Rate limit.
     pub limit: Option<LimitReport>,
+    /// Cluster of the external authorizer that decides about the request; empty for none.
+    pub asks: String,
 }
 
 /// Verdict of an issuer's rule about a token.
@@ -248,6 +250,10 @@ pub struct ClusterReport {
     pub resolves: Vec<String>,
     /// Connect timeout in seconds.
     pub connect_timeout: f64,
+    /// Outlier detection may eject endpoints.
+    pub has_outlier_detection: bool,
+    /// The state of outlier detection is known.
+    pub knows_ejections: bool,
     /// Endpoints, by priority.
     pub endpoints: Vec<EndpointReport>,
 }
@@ -265,7 +271,11 @@ pub struct EndpointReport {
     pub weight: u32,
     /// The configuration says that it is healthy.
     pub is_healthy: bool,
-    /// It is of the first priority with healthy endpoints, so that requests reach it.
+    /// Outlier detection has ejected it.
+    pub is_ejected: bool,
+    /// Share of the requests to the cluster, from 0 to 1, without the load of the endpoints.
+    pub share: f64,
+    /// Requests reach it.
     pub is_candidate: bool,
     /// TLS of connections to it; `None` is plain text.
     pub tls: Option<TlsReport>,

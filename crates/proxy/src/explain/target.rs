@@ -20,6 +20,7 @@ use skysail_policy::{
 use super::{
     origins::{ClusterOrigin, Origins, Presented},
     report::{ClusterReport, EndpointReport, RetryReport, TlsReport},
+    shares,
 };
 use crate::{
     request::routing::rewrite_path,
@@ -103,17 +104,18 @@ pub(super) fn describe(
 ) -> ClusterReport {
     let current: Arc<Endpoints> = cluster.endpoints.load_full();
     let origin = origins.cluster(&cluster.name).cloned().unwrap_or_default();
-    let healthy = |endpoints: &Vec<Arc<Endpoint>>| endpoints.iter().any(|endpoint| is_healthy(endpoint));
-    let used = current.priorities.iter().position(healthy);
+    let shares = shares::of(cluster, &current);
     let mut endpoints: Vec<EndpointReport> = Vec::new();
-    for (priority, list) in current.priorities.iter().enumerate() {
-        endpoints.extend(list.iter().map(|endpoint| EndpointReport {
+    for (priority, (list, shares)) in current.priorities.iter().zip(shares).enumerate() {
+        endpoints.extend(list.iter().zip(shares).map(|(endpoint, share)| EndpointReport {
             address: endpoint.pipe.as_ref().map_or_else(|| endpoint.address.to_string(), ToString::to_string),
             locality: locality(&current, endpoint),
             priority,
             weight: endpoint.weight,
             is_healthy: is_healthy(endpoint),
-            is_candidate: used == Some(priority) && is_healthy(endpoint),
+            is_ejected: shares::is_ejected(endpoint),
+            share,
+            is_candidate: share > 0.0,
             tls: tls(cluster, endpoint, sends, origin.presents),
         }));
     }
@@ -129,6 +131,8 @@ pub(super) fn describe(
         priority: 0,
         weight: 1,
         is_healthy: true,
+        is_ejected: false,
+        share: 1.0,
         is_candidate: true,
         tls: tls_report(cluster, cluster.tls.as_deref(), origin.presents, sends),
     }));
@@ -148,6 +152,8 @@ pub(super) fn describe(
         is_original_destination: dialled.is_some(),
         resolves,
         connect_timeout: cluster.connect_timeout.as_secs_f64(),
+        has_outlier_detection: cluster.outlier.is_some(),
+        knows_ejections: false,
         endpoints,
     }
 }

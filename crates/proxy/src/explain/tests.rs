@@ -28,14 +28,21 @@ fn listener(address: &Value, underscores: &str) -> Value {
             "direct_response": {"status": 403}},
         {"match": {"prefix": "/"}, "direct_response": {"status": 200}},
     ]);
+    listener_of(address, underscores, &json!({}), &routes)
+}
+
+/// Returns a listener with further settings of its connection manager, and these routes.
+fn listener_of(address: &Value, underscores: &str, settings: &Value, routes: &Value) -> Value {
     let router = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router";
-    let manager = json!({
+    let mut manager = json!({
         "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "a",
         "common_http_protocol_options": {"headers_with_underscores_action": underscores},
         "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": routes}]},
         "http_filters": [{"name": "router", "typed_config": {"@type": router}}],
     });
+    let all = settings.as_object().into_iter().flatten();
+    all.for_each(|(name, value)| manager[name.as_str()] = value.clone());
     let chain = json!({"filters": [{"name": "http", "typed_config": manager}]});
     json!({"name": underscores, "address": address, "filter_chains": [chain]})
 }
@@ -59,4 +66,37 @@ fn names_with_underscores_are_treated_as_by_the_proxy() {
         let Outcome::Responded(responded, _) = &explained.outcome else { panic!("{explained:?}") };
         assert_eq!(*responded, status, "{action}");
     }
+}
+
+/// Returns the outcome of a request for a path, with a setting of the connection manager.
+fn outcome(settings: &Value, routes: &Value, path: &str) -> Outcome {
+    let head = RequestHead::build("GET", path, "a", &[]);
+    let address = SocketAddr::from(([127, 0, 0, 1], 81));
+    let connection = Connection { source: address, destination: address, tls: None };
+    let at = json!({"socket_address": {"address": "127.0.0.1", "port_value": 81}});
+    let proxy = proxy(&json!([listener_of(&at, "ALLOW", settings, routes)]));
+    proxy.explain("ALLOW", &connection, Some(&head)).outcome
+}
+
+#[test]
+fn paths_are_refused_and_redirected_as_by_the_proxy() {
+    let routes = json!([{"match": {"path": "/a/b"}, "direct_response": {"status": 202}}]);
+    let of = |action: &str, path: &str| {
+        outcome(&json!({"path_with_escaped_slashes_action": action}), &routes, path)
+    };
+    let status = |outcome: &Outcome| if let Outcome::Responded(status, _) = outcome { *status } else { 0 };
+    assert_eq!(status(&of("KEEP_UNCHANGED", "/a%2Fb")), 404);
+    assert_eq!(status(&of("UNESCAPE_AND_FORWARD", "/a%2Fb")), 202);
+    assert_eq!(status(&of("REJECT_REQUEST", "/a%2Fb")), 400);
+    let redirect = "redirect to the normalized path /a/b".to_owned();
+    assert_eq!(of("UNESCAPE_AND_REDIRECT", "/a%2Fb"), Outcome::Responded(307, redirect));
+}
+
+#[test]
+fn locations_have_the_rewritten_path() {
+    let routes = json!([
+        {"match": {"prefix": "/a/"}, "redirect": {"host_redirect": "b", "prefix_rewrite": "/c/"}},
+    ]);
+    let redirect = Outcome::Responded(301, "redirect to http://b/c/d".to_owned());
+    assert_eq!(outcome(&json!({}), &routes, "/a/d"), redirect);
 }
