@@ -1,4 +1,4 @@
-//! Endpoints that clients prefer by locality, and endpoints that are ejected for statuses of a DestinationRule.
+//! Endpoints that clients prefer by locality, or select by it, and endpoints that are ejected for statuses of a DestinationRule.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panic")]
 
@@ -65,6 +65,30 @@ spec:
     outlierDetection: {consecutive5xxErrors: 2, outlierDetectionHttpErrorCodes: [418], baseEjectionTime: 600s, maxEjectionPercent: 100}
 ";
 
+/// Routes to subsets by the labels that endpoints have in addition to those of their pods.
+const SUBSETS: &str = "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: near}
+spec:
+  host: near
+  subsets:
+  - {name: there, labels: {topology.kubernetes.io/zone: b}}
+  - {name: node, labels: {kubernetes.io/hostname: skysail, topology.istio.io/cluster: Kubernetes}}
+  - {name: elsewhere, labels: {topology.istio.io/cluster: other}}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: near}
+spec:
+  hosts: [near]
+  http:
+  - {match: [{uri: {prefix: /there}}], route: [{destination: {host: near, subset: there}}]}
+  - {match: [{uri: {prefix: /node}}], route: [{destination: {host: near, subset: node}}]}
+  - {match: [{uri: {prefix: /elsewhere}}], route: [{destination: {host: near, subset: elsewhere}}]}
+  - {route: [{destination: {host: near}}]}
+";
+
 const URL: &str = "http://api.example.com/";
 
 fn address(mesh: &Mesh, name: &str) -> String {
@@ -98,6 +122,10 @@ fn prefers_near_endpoints(envoys: &[&str]) {
     wait_answers(&mesh, "http://near/", &["here"]);
     mesh.edit("mesh.yaml", "trafficDistribution: PreferClose, ", "");
     wait_answers(&mesh, "http://near/", &["here", "there"]);
+    mesh.put("subsets.yaml", SUBSETS);
+    wait_answers(&mesh, "http://near/there", &["there"]);
+    wait_answers(&mesh, "http://near/node", &["here"]);
+    mesh.wait_status("front", "http://near/elsewhere", &[], 503);
     mesh.edit("mesh.yaml", "  annotations: {networking.istio.io/traffic-distribution: PreferClose}\n", "");
     wait_answers(&mesh, URL, &["here", "there"]);
 

@@ -36,8 +36,6 @@ pub struct VirtualService {
 pub struct Derived {
     /// Port of the service to which the rules apply; `None`: all.
     pub port: Option<u16>,
-    /// Whether the routes are in another namespace than the service. They precede those of the service's namespace.
-    pub consumer: bool,
     /// Whether it is made from Ingresses.
     pub is_ingress: bool,
 }

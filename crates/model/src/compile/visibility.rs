@@ -177,7 +177,7 @@ impl<'a> Scope<'a> {
         self.world.virtual_service_on(host, port, self.namespace, imported)
     }
 
-    /// Returns the VirtualServices that a client applies, oldest first.
+    /// Returns the VirtualServices that a client applies, those with precedence first.
     pub(super) fn virtual_services(&self) -> Vec<&'a Arc<Typed<VirtualService>>> {
         let listeners = self.egress_listeners();
         let mut rules = self.world.virtual_services(self.namespace);

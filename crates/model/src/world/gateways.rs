@@ -47,8 +47,7 @@ impl World {
                 && self.virtual_service_visible(entry, client_namespace)
         };
         let mut entries: Vec<_> = self.virtual_services.iter().filter(bound).collect();
-        entries
-            .sort_by(|a, b| self.precedence(a, client_namespace).cmp(&self.precedence(b, client_namespace)));
+        self.sort_by_precedence(&mut entries, client_namespace);
         entries.into_iter().map(|entry| BoundRule::new(&entry.object)).collect()
     }
 }

@@ -139,25 +139,33 @@ impl World {
                 entry.object.spec.is_for_mesh() && self.virtual_service_visible(entry, client_namespace)
             })
             .collect();
-        entries
-            .sort_by(|a, b| self.precedence(a, client_namespace).cmp(&self.precedence(b, client_namespace)));
+        self.sort_by_precedence(&mut entries, client_namespace);
         entries.into_iter().map(|entry| &entry.object).collect()
     }
 
     /// Returns the precedence of a VirtualService for the clients of a namespace that sees it, lowest first: those
-    /// exported to the own namespace, then to a named one, then to all, each in the order of age. Source: istiod's
-    /// `SelectVirtualServices`.
+    /// exported to the own namespace, then to a named one, then routes of Gateway API in the own namespace, then those
+    /// exported to all, each in the order of age. Source: istiod's `SelectVirtualServices`.
     pub(super) fn precedence<'a>(&self, entry: &'a Entry<VirtualService>, client: &str) -> (u8, Age<'a>) {
-        let breadth = match () {
-            () if self.is_public(entry) => 2,
-            () if entry.object.meta.namespace == client => 0,
-            () => 1,
+        let is_own = entry.object.meta.namespace == client;
+        // In istiod, routes have no `exportTo`.
+        let is_route = entry.object.spec.derived.as_ref().is_some_and(|of| !of.is_ingress);
+        let class = match (is_route, is_own) {
+            (true, true) => 2,
+            _ if is_route || self.is_public(entry) => 3,
+            (_, true) => 0,
+            (_, false) => 1,
         };
-        (breadth, entry.age())
+        (class, entry.age())
+    }
+
+    /// Sorts VirtualServices that the clients of a namespace see, those with precedence first.
+    pub(super) fn sort_by_precedence(&self, entries: &mut [&Entry<VirtualService>], client: &str) {
+        entries.sort_by(|one, other| self.precedence(one, client).cmp(&self.precedence(other, client)));
     }
 
     /// Returns whether a VirtualService is exported to all namespaces.
-    pub(super) fn is_public(&self, entry: &Entry<VirtualService>) -> bool {
+    fn is_public(&self, entry: &Entry<VirtualService>) -> bool {
         let list = self.virtual_service_export_to(entry);
         list.is_empty() || list.iter().any(|name| name == "*")
     }
@@ -179,9 +187,8 @@ impl World {
         self.virtual_service_entries(host, client_namespace, keep).first().map(|entry| &entry.object)
     }
 
-    /// Returns the VirtualService that routes a port of a host for sidecars of this namespace. Among routes of Gateway
-    /// API, those of the client's namespace precede those of the service's. Only those with HTTP rules that `keep`
-    /// selects count.
+    /// Returns the VirtualService that routes a port of a host for sidecars of this namespace. Only those with HTTP rules
+    /// that `keep` selects count.
     pub fn virtual_service_on(
         &self,
         host: &str,
@@ -203,11 +210,7 @@ impl World {
                 Some(None) => !entries.iter().any(specific),
             }
         };
-        let is_consumer = |entry: &&&Entry<VirtualService>| {
-            entry.object.spec.derived.as_ref().is_some_and(|of| of.consumer)
-        };
-        let found = entries.iter().filter(has_port).min_by_key(|entry| !is_consumer(entry));
-        found.map(|entry| &entry.object)
+        entries.iter().find(has_port).map(|entry| &entry.object)
     }
 
     /// Returns the VirtualServices with HTTP rules that `keep` selects, of the most specific host pattern, those with
@@ -225,9 +228,7 @@ impl World {
                     && keep(&entry.object)
             };
             let mut entries = by_age(&self.virtual_services, &self.virtual_service_hosts, pattern, visible);
-            entries.sort_by(|a, b| {
-                self.precedence(a, client_namespace).cmp(&self.precedence(b, client_namespace))
-            });
+            self.sort_by_precedence(&mut entries, client_namespace);
             entries
         })
     }

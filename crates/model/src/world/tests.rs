@@ -241,22 +241,34 @@ fn the_oldest_virtual_service_routes_a_host() {
 
 #[test]
 fn the_narrower_export_precedes_the_older_virtual_service() {
-    let of = |name: &str, namespace: &str, more: &str| {
-        routes(name, namespace, &format!("hosts: [a.svc.svc.cluster.local]{more}"))
+    const HOST: &str = "a.svc.svc.cluster.local";
+    let of = |name: &str, namespace: &str, year: u32, more: &str| {
+        routes(name, namespace, &format!("hosts: [{HOST}]{more}")).replace(
+            &format!("namespace: {namespace}}}"),
+            &format!("namespace: {namespace}, creationTimestamp: '{year}-01-01T00:00:00Z'}}"),
+        )
     };
-    let public = of("public", "svc", "");
-    let named = of("named", "svc", ", exportTo: [client]");
-    let own = of("own", "client", ", exportTo: [.]");
-    let world = world(&[SERVICE, &public, &named, &own].concat());
-    let found = |client: &str| {
-        let found = world.virtual_service("a.svc.svc.cluster.local", client, |_| true);
+    let route = "---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\n\
+                 metadata: {name: route, namespace: client, creationTimestamp: '2023-01-01T00:00:00Z'}\n\
+                 spec: {parentRefs: [{group: '', kind: Service, name: a, namespace: svc}], rules: [{backendRefs: [{name: a, namespace: svc, port: 80}]}]}\n";
+    let public = of("public", "svc", 2020, "");
+    let named = of("named", "svc", 2021, ", exportTo: [client]");
+    let own = of("own", "client", 2022, ", exportTo: [.]");
+    let mut world = world(&[SERVICE, &public, &named, &own, route].concat());
+    world.settle();
+    let found = |world: &World, client: &str| {
+        let found = world.virtual_service_on(HOST, 80, client, |_| true);
         found.map(|found| found.meta.name.clone()).unwrap_or_default()
     };
-    assert_eq!([found("client"), found("other")], ["own", "public"]);
-    let mut without = world.clone();
-    without.delete(&ObjectKey { kind: Kind::VirtualService, namespace: "client".into(), name: "own".into() });
-    let found = without.virtual_service("a.svc.svc.cluster.local", "client", |_| true);
-    assert_eq!(found.map(|found| &*found.meta.name), Some("named"));
+    assert_eq!([found(&world, "client"), found(&world, "other")], ["own", "public"]);
+    let mut delete = |kind: Kind, namespace: &str, name: &str| {
+        world.delete(&ObjectKey { kind, namespace: namespace.to_owned(), name: name.to_owned() });
+        world.settle();
+        found(&world, "client")
+    };
+    assert_eq!(delete(Kind::VirtualService, "client", "own"), "named");
+    assert!(delete(Kind::VirtualService, "svc", "named").starts_with("client~"));
+    assert_eq!(delete(Kind::HttpRoute, "client", "route"), "public");
 }
 
 #[test]

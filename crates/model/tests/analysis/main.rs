@@ -317,6 +317,39 @@ fn correct_objects_have_no_findings() {
     assert_eq!(found.map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
 }
 
+/// Findings about a host agree with the VirtualService that takes effect in each namespace.
+#[test]
+fn shared_hosts_are_reported_where_they_have_no_effect() {
+    let rule = |namespace: &str, name: &str, year: u32, export_to: &str| {
+        format!(
+            "---\napiVersion: networking.istio.io/v1\nkind: VirtualService\n\
+             metadata: {{name: {name}, namespace: {namespace}, creationTimestamp: '{year}-01-01T00:00:00Z'}}\n\
+             spec: {{hosts: [a.example.com], exportTo: [{export_to}], http: [{{directResponse: {{status: 200}}}}]}}\n"
+        )
+    };
+    let found = |rules: &[String]| -> Vec<String> {
+        let findings = analyze(&[("rules.yaml".to_owned(), rules.concat())]);
+        let shared = findings.iter().filter(|one| matches!(one.code, Code::SharedHost | Code::HostConflict));
+        shared.map(|one| format!("{} {}: {}", one.code.id(), one.object, one.message)).collect()
+    };
+    let older = rule("svc", "named", 2020, "client");
+    let own = rule("client", "own", 2024, "'.'");
+    assert_eq!(
+        found(&[older, own.clone()]),
+        [
+            "SKY0727 VirtualService svc/named: in namespace client, VirtualService client/own takes precedence for \
+             a.example.com",
+            "SKY0727 VirtualService client/own: VirtualService svc/named has a.example.com too, and has no effect on it in \
+             namespace client",
+        ]
+    );
+    // Each namespace has its own.
+    assert_eq!(found(&[own, rule("svc", "other", 2020, "'.'")]), [""; 0]);
+    let conflict = found(&[rule("client", "first", 2020, "'*'"), rule("svc", "second", 2024, "'*'")]);
+    let codes: Vec<&str> = conflict.iter().map(|one| &one[..7]).collect();
+    assert_eq!(codes, ["SKY0727", "SKY0701"], "{conflict:?}");
+}
+
 #[test]
 fn an_annotation_suppresses_findings_about_its_object() {
     let rule = |codes: &str| {

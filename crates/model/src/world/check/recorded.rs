@@ -187,7 +187,8 @@ impl<'a> RecordedWorld<'a> {
         self.world.service_entries.get(namespace, name)
     }
 
-    /// Returns the VirtualServices with HTTP rules for a host or the wildcard that matches it, oldest first.
+    /// Returns the VirtualServices with HTTP rules for a host or the wildcard that matches it, those with precedence
+    /// first.
     pub(super) fn virtual_service_entries(
         &self,
         host: &str,

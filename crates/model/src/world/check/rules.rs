@@ -138,7 +138,9 @@ impl<'a> Report<'a> {
             let full = fqdn(host, about.namespace());
             let rival = self
                 .first_of(&full, about.namespace())
-                .filter(|first| !is_same(first, about.entry) && !spec.http.is_empty());
+                .filter(|first| !is_same(first, about.entry) && !spec.http.is_empty())
+                // Its own namespace may be none of those to which it is exported.
+                .filter(|_| self.world.unrecorded().virtual_service_visible(about.entry, about.namespace()));
             let rival = rival.filter(|first| super::super::mesh_hosts(&first.object).contains(&full));
             if let Some(first) = rival {
                 let first = ObjectReport { entry: first, kind: Kind::VirtualService }.name();

@@ -62,7 +62,7 @@ fn of_host(host: &str, port: Option<u16>, consumer: bool) -> VirtualService {
     VirtualService {
         hosts: vec![host.to_owned()],
         export_to: vec![if consumer { "." } else { "*" }.to_owned()],
-        derived: Some(Derived { port, consumer, ..Derived::default() }),
+        derived: Some(Derived { port, ..Derived::default() }),
         ..VirtualService::default()
     }
 }

@@ -3,8 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::{ObjectReport, Report};
+use super::{
+    super::{ObjectReport, Report},
+    MAX_PAIRS,
+};
 use crate::{
+    World,
     analysis::Code,
     api::{DestinationRule, Kind, ServiceEntry, VirtualService},
     world::{hosts::fqdn, store::Entry},
@@ -54,45 +58,71 @@ impl Report<'_> {
         }
     }
 
-    /// Reports hosts that several VirtualServices have. The rule that a namespace has for itself is meant to precede one
-    /// for all namespaces. `hosts` reports conflicts in a VirtualService's own namespace.
+    /// Reports hosts that several VirtualServices have, at both of two where one has no effect. `hosts` reports those that
+    /// have none in their own namespace.
     pub(super) fn shared_hosts(&mut self) {
         let world = self.world.unrecorded();
         let is_rule = |entry: &&Entry<VirtualService>| {
             let spec = &entry.object.spec;
             spec.derived.is_none() && spec.is_for_mesh() && !spec.http.is_empty()
         };
-        let mut entries: Vec<_> = world.virtual_services.iter().filter(is_rule).collect();
-        let order = |entry: &Entry<VirtualService>| world.is_public(entry);
-        entries.sort_by(|one, other| (order(one), one.age()).cmp(&(order(other), other.age())));
-        let mut owners: BTreeMap<String, HostOwners<'_>> = BTreeMap::new();
-        let mut found = Vec::new();
-        for entry in entries {
-            let (meta, spec) = (&entry.object.meta, &entry.object.spec);
-            let scopes = scopes(&meta.namespace, world.virtual_service_export_to(entry));
-            for (index, host) in spec.hosts.iter().enumerate() {
-                let owner = (entry, index);
-                let first =
-                    owners.entry(fqdn(host, &meta.namespace)).or_default().add(owner, scopes.as_ref());
-                found.extend(first.into_iter().map(|first| (owner, first)));
+        let mut rules: BTreeMap<String, Vec<HostRule<'_>>> = BTreeMap::new();
+        for entry in world.virtual_services.iter().filter(is_rule) {
+            for (index, host) in entry.object.spec.hosts.iter().enumerate() {
+                rules.entry(fqdn(host, &entry.object.meta.namespace)).or_default().push((entry, index));
             }
         }
-        let mut reported = BTreeSet::new();
-        for ((later, index), (first, of_first)) in found {
-            let (about, other) = (
-                ObjectReport { entry: later, kind: Kind::VirtualService },
-                ObjectReport { entry: first, kind: Kind::VirtualService },
-            );
-            let host = &later.object.spec.hosts[index];
-            if !world.virtual_service_visible(first, about.namespace()) {
-                let code = if order(first) == order(later) { Code::HostConflict } else { Code::SharedHost };
-                let message = format!("where {} is visible, it takes precedence for {host}", other.name());
-                self.report(&about, code, format!("spec.hosts[{index}]"), message, MERGE);
+        let (mut pairs, mut reported) = (0, BTreeSet::new());
+        for rules in rules.values().filter(|rules| rules.len() > 1) {
+            let mut seen = Vec::new();
+            for namespace in clients(world, rules) {
+                pairs += rules.len();
+                if pairs > MAX_PAIRS {
+                    return;
+                }
+                let mut of_namespace: Vec<&HostRule<'_>> = rules
+                    .iter()
+                    .filter(|(entry, _)| world.virtual_service_visible(entry, namespace))
+                    .collect();
+                of_namespace.sort_by(|one, other| {
+                    world.precedence(one.0, namespace).cmp(&world.precedence(other.0, namespace))
+                });
+                let own = of_namespace.iter().skip(1).filter(|of| of.0.object.meta.namespace == namespace);
+                reported.extend(own.map(|of| (rule_name(of), of.1)));
+                seen.push((namespace, of_namespace));
             }
-            if reported.insert((other.name(), of_first)) {
-                let message = format!("{} has {host} too, and has no effect on it", about.name());
-                self.report(&other, Code::SharedHost, format!("spec.hosts[{of_first}]"), message, MERGE);
+            for (namespace, of_namespace) in seen {
+                let Some((first, rest)) = of_namespace.split_first() else { continue };
+                for other in rest.iter().filter(|(entry, _)| !std::ptr::eq(*entry, first.0)) {
+                    self.shared_host((first, other), namespace, &mut reported);
+                }
             }
+        }
+    }
+
+    /// Reports that the first of two VirtualServices precedes the other for the clients of a namespace. `reported` are the
+    /// hosts of VirtualServices that are not reported again.
+    fn shared_host<'a>(
+        &mut self,
+        (first, other): (&HostRule<'a>, &HostRule<'a>),
+        namespace: &str,
+        reported: &mut BTreeSet<(String, usize)>,
+    ) {
+        let world = self.world.unrecorded();
+        let host = &other.0.object.spec.hosts[other.1];
+        if reported.insert((rule_name(other), other.1)) {
+            let [one, two] = [first, other].map(|(entry, _)| world.precedence(entry, namespace).0);
+            let code = if one == two { Code::HostConflict } else { Code::SharedHost };
+            let message =
+                format!("in namespace {namespace}, {} takes precedence for {host}", rule_name(first));
+            let about = ObjectReport { entry: other.0, kind: Kind::VirtualService };
+            self.report(&about, code, format!("spec.hosts[{}]", other.1), message, MERGE);
+        }
+        if reported.insert((rule_name(first), first.1)) {
+            let other = rule_name(other);
+            let message = format!("{other} has {host} too, and has no effect on it in namespace {namespace}");
+            let about = ObjectReport { entry: first.0, kind: Kind::VirtualService };
+            self.report(&about, Code::SharedHost, format!("spec.hosts[{}]", first.1), message, MERGE);
         }
     }
 
@@ -171,33 +201,21 @@ impl Report<'_> {
 const MERGE: &str = "merge the rules into one VirtualService";
 
 /// A VirtualService, and the position of a host in it.
-type HostOwner<'a> = (&'a Entry<VirtualService>, usize);
+type HostRule<'a> = (&'a Entry<VirtualService>, usize);
 
-/// The VirtualServices of a host that take precedence.
-#[derive(Default)]
-struct HostOwners<'a> {
-    /// Among those that all namespaces see.
-    public: Option<HostOwner<'a>>,
-    /// Among those that a namespace sees, by the namespace.
-    scoped: BTreeMap<&'a str, HostOwner<'a>>,
+fn rule_name((entry, _): &HostRule<'_>) -> String {
+    ObjectReport { entry, kind: Kind::VirtualService }.name()
 }
 
-impl<'a> HostOwners<'a> {
-    /// Adds a VirtualService that the namespaces `scopes` see, or all. Those without `scopes` are added last. Returns
-    /// those with precedence in one of the namespaces.
-    fn add(&mut self, owner: HostOwner<'a>, scopes: Option<&BTreeSet<&'a str>>) -> Vec<HostOwner<'a>> {
-        let mut first: Vec<_> = match scopes {
-            None => match self.public.replace(self.public.unwrap_or(owner)) {
-                Some(public) => vec![public],
-                None => self.scoped.values().copied().collect(),
-            },
-            Some(scopes) => {
-                scopes.iter().map(|namespace| *self.scoped.entry(namespace).or_insert(owner)).collect()
-            }
-        };
-        first.retain(|(entry, _)| !std::ptr::eq(*entry, owner.0));
-        first
-    }
+/// Returns the namespaces in which the precedence of VirtualServices may differ: their own, and those to which one is
+/// exported by name.
+fn clients<'a>(world: &'a World, rules: &[HostRule<'a>]) -> BTreeSet<&'a str> {
+    let of = |(entry, _): &HostRule<'a>| {
+        let own = entry.object.meta.namespace.as_str();
+        let named = scopes(own, world.virtual_service_export_to(entry)).unwrap_or_default();
+        named.into_iter().chain([own])
+    };
+    rules.iter().flat_map(of).collect()
 }
 
 /// Returns the namespaces that see an object, by its namespace and `exportTo`; `None` for all.
