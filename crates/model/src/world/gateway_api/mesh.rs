@@ -61,7 +61,8 @@ impl<'a> Mesh<'a> {
 fn of_host(host: &str, port: Option<u16>, consumer: bool) -> VirtualService {
     VirtualService {
         hosts: vec![host.to_owned()],
-        export_to: vec![if consumer { "." } else { "*" }.to_owned()],
+        // As in istiod, the default of the mesh applies to routes.
+        export_to: consumer.then(|| ".".to_owned()).into_iter().collect(),
         derived: Some(Derived { port, ..Derived::default() }),
         ..VirtualService::default()
     }

@@ -74,6 +74,15 @@ fn routes_of_one_service_are_merged_by_precedence() {
 }
 
 #[test]
+fn routes_have_the_default_export_of_the_mesh() {
+    let mesh = "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: istio, namespace: istio-system}\n\
+                data: {mesh: 'defaultVirtualServiceExportTo: [\".\"]'}\n";
+    let world = world(&[&route("producer", "shop", "", "{name: producer}"), mesh].concat());
+    assert_eq!(names(&world, 80, "shop"), ["producer"]);
+    assert_eq!(names(&world, 80, "web"), [""; 0]);
+}
+
+#[test]
 fn a_consumer_route_applies_to_clients_of_its_namespace_alone() {
     let world = world(
         &[
