@@ -9,6 +9,8 @@ mod certificates;
 mod choices;
 #[path = "explain/clients.rs"]
 mod clients;
+#[path = "explain/places.rs"]
+mod places;
 
 use std::{
     fs,

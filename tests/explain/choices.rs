@@ -1,7 +1,7 @@
 //! Choices that a proxy or the explanation makes: the endpoint by weight, the listener of a Sidecar, the
-//! authorizer of a CUSTOM policy, and the gateway among several.
+//! authorizer of a CUSTOM policy, the gateway among several, and routes for a fraction of the requests.
 
-use super::{check, explain_text};
+use super::{bearer, check, explain_text, tasks};
 
 const CLIENT: &str = "\
 apiVersion: v1
@@ -120,7 +120,7 @@ spec:
 
 #[test]
 fn authorizers_are_asked_about_requests_that_their_policies_select() {
-    let question =
+    let call =
         "asks the authorizer outbound|80||asked.default.svc.cluster.local, which may refuse the request";
     check(
         front(AUTHORIZED, &["http://web/private/a"]),
@@ -128,7 +128,7 @@ fn authorizers_are_asked_about_requests_that_their_policies_select() {
         &[
             "policy CUSTOM its provider decides: rule istio-ext-authz-ask-ns[default]-policy[ask]-rule[0]",
             "<- AuthorizationPolicy default/ask spec.rules[0], mesh.yaml:41",
-            question,
+            call,
             "SERVED",
         ],
     );
@@ -147,6 +147,34 @@ fn authorizers_are_asked_about_requests_that_their_policies_select() {
         1,
         &["policy DENY DENIES", "AuthorizationPolicy default/ask"],
     );
+}
+
+#[test]
+fn authorizers_of_connections_close_them_if_they_cannot_answer() {
+    let text = CLIENT.replace("name: http, port: 80,", "name: tcp, port: 80,");
+    let grpc = AUTHORIZED
+        .replace("envoyExtAuthzHttp", "envoyExtAuthzGrpc")
+        .replace("operation: {paths: ['/private*']}", "operation: {ports: ['8080']}");
+    let of = |rules: &str| explain_text(&format!("{text}---\n{rules}"), &["--from", "front", "tcp://web:80"]);
+    let authorizer = "the authorizer outbound|80||asked.default.svc.cluster.local";
+    let call = format!("asks {authorizer}, which may refuse the connection");
+    check(of(&grpc), 0, &["policy CUSTOM its provider decides", &call, "SERVED"]);
+    let gone = grpc.replace("selector: {app: asked}", "selector: {app: gone}");
+    let reason = "the authorizer cannot answer: the cluster has no endpoint";
+    check(
+        of(&gone),
+        1,
+        &[
+            "policy CUSTOM its provider decides",
+            &format!("{authorizer} cannot answer: the cluster has no endpoint"),
+            &format!("closes {reason}"),
+            &format!("REFUSED: the proxy of default/web closes the connection: {reason}"),
+        ],
+    );
+    let open = gone.replace("port: 80}}", "port: 80, failOpen: true}}");
+    check(of(&open), 0, &["and its failure admits connections", "SERVED"]);
+    let other = gone.replace("ports: ['8080']", "ports: ['8081']");
+    check(of(&other), 0, &["policy CUSTOM its provider is not asked", "SERVED"]);
 }
 
 /// Returns a gateway whose Service has a port, and a Gateway with a server for a host.
@@ -217,6 +245,79 @@ fn a_route_table_that_the_proxy_refuses_is_named() {
             "REFUSED",
         ],
     );
+}
+
+/// A gateway selects the route again by the claims of verified tokens.
+#[test]
+fn a_refused_route_table_is_the_reason_after_a_token_too() {
+    let tokens = std::fs::read_to_string(tasks().join("jwt/tokens.yaml")).unwrap();
+    let (authentication, _) = tokens.split_once("---").unwrap();
+    let refused = REFUSED.replace("SIDECAR_OUTBOUND", "GATEWAY");
+    let text = CLIENT.to_owned()
+        + &gateway("edge", 80, &server(80, "*"))
+            .replace("{directResponse: {status: 200}}", "{route: [{destination: {host: web}}]}")
+        + "---\n"
+        + &authentication.replace("matchLabels: {app: films}", "matchLabels: {istio: edge}")
+        + "---\n"
+        + &refused;
+    check(
+        explain_text(&text, &["--from", "outside", "-H", &bearer("guest.jwt"), "http://a.example/"]),
+        1,
+        &["token header authorization: valid", "responds 404: the proxy refuses the route table http.80"],
+    );
+}
+
+const FRACTION: &str = "\
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: web}
+spec:
+  hosts: [web]
+  http:
+  - name: first
+    match: [{headers: {x-first: {exact: 'yes'}}}]
+    route: [{destination: {host: web}}]
+    timeout: 1s
+  - {name: second, route: [{destination: {host: web}}], timeout: 2s}
+---
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: fraction}
+spec:
+  configPatches:
+  - applyTo: HTTP_ROUTE
+    match: {context: SIDECAR_OUTBOUND, routeConfiguration: {vhost: {route: {name: first}}}}
+    patch: {operation: MERGE, value: {match: {runtime_fraction: {default_value: {numerator: 25}}}}}
+";
+
+#[test]
+fn routes_for_a_fraction_of_the_requests_name_it() {
+    let of = |numerator: &str| {
+        let text = FRACTION.replace("numerator: 25", &format!("numerator: {numerator}"));
+        front(&text, &["-H", "x-first: yes", "http://web/"])
+    };
+    let never = "not route 0 first: the route is for 0 % of the requests";
+    check(of("0"), 0, &[never, "route 1 second", "timeout 2 s", "SERVED"]);
+    let (code, report) = of("100");
+    assert!(!report.contains("second"), "{report}");
+    check((code, report), 0, &["route 0 first", "timeout 1 s", "spec.http[0].timeout", "SERVED"]);
+    check(
+        of("25"),
+        1,
+        &[
+            "route 0 first, for 25 % of the requests",
+            "route 1 second",
+            "timeout 2 s",
+            "<- VirtualService default/web spec.http[1].timeout",
+            "INBOUND at the sidecar of default/web, 75 % of the requests",
+            "DESTINATION, 25 % of the requests",
+            "result not explained: the requests take a route for a fraction of the requests",
+            "NOT EXPLAINED: 25 % of the requests are not explained",
+        ],
+    );
+    let (_, report) = front(FRACTION, &["-H", "x-first: yes", "http://web/", "--output", "json"]);
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["client"]["routes"][0]["share"], 0.25, "{report:#}");
 }
 
 const ANSWERED: &str = "\

@@ -179,7 +179,7 @@ spec:
 ---
 apiVersion: networking.istio.io/v1
 kind: VirtualService
-metadata: {name: hidden, namespace: other}
+metadata: {name: hidden, namespace: third}
 spec:
   hosts: [reviews.default.svc.cluster.local]
   exportTo: [.]
@@ -204,7 +204,7 @@ fn matches_for_other_clients_are_named() {
             "not match client namespace default, expected: far",
             "not match gateway mesh (a sidecar), expected: edge",
             "not match port 9080, expected: 80",
-            "not match namespace default, to which it is not exported <- VirtualService other/hidden",
+            "not match namespace default, to which it is not exported <- VirtualService third/hidden",
             "route 0",
             "<- VirtualService default/reviews spec.http[1]",
             "SERVED",

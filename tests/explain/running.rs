@@ -50,7 +50,8 @@ fn ejected_endpoints_are_named() {
         let found = pods(&explained(&mesh, url));
         if found.len() == 2 { Ok(()) } else { Err(format!("{found:?}")) }
     });
-    mesh.wait_status("front", "http://back/?status=500", &[], 500);
+    // A second response with this status would eject the other pod.
+    assert_eq!(mesh.call("front", "http://back/?status=500", &[]).status, Some(500));
     let report = explained(&mesh, url);
     let target = &report["client"]["targets"][0];
     assert_eq!(target["ejections"], "known", "{report:#}");
@@ -108,6 +109,7 @@ fn a_refused_route_table_is_named_in_both_states_of_its_listener() {
     let url = "http://back:81/";
     let listener =
         |report: &Value| report["client"]["listener"]["name"].as_str().unwrap_or_default().to_owned();
+    let mut is_listener_named = false;
     eventually("the listener is in effect, without its route table", || {
         let report = explained(&mesh, url);
         let answer = mesh.call("front", url, &[]);
@@ -130,9 +132,12 @@ fn a_refused_route_table_is_named_in_both_states_of_its_listener() {
                     (&true.into(), &Value::Null),
                     "{report:#}"
                 );
+                is_listener_named |= refused.contains("0.0.0.0_81");
                 Err(refused)
             }
             _ => Err(format!("{answer:?} {report:#}")),
         }
     });
+    // The proxy waits 15 s for the route table, which is the time of several explanations.
+    assert!(is_listener_named, "no explanation named the listener before it was in effect");
 }

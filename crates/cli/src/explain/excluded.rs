@@ -35,7 +35,7 @@ pub(super) fn matches(
         }
     };
     let Some((host, port)) = target else { return Vec::new() };
-    let taken = explained.routes.iter().position(|route| route.mismatch.is_none());
+    let taken = explained.routes.iter().position(|route| route.mismatch.is_none() && route.share.is_none());
     let taken = taken.and_then(|taken| routes.routes.get(taken)?.as_ref());
     let is_reached = |source: &Source| {
         taken.is_none_or(|taken| {

@@ -66,7 +66,7 @@ pub(super) fn describe(
         "http" if !is_inbound => sources.routes(proxy, &explained.virtual_host, &explained.routes),
         _ => RouteSources::default(),
     };
-    let taken = explained.routes.iter().position(|route| route.mismatch.is_none());
+    let taken = explained.routes.iter().position(|route| route.mismatch.is_none() && route.share.is_none());
     let setting = |name: &str| routes.setting(sources, taken?, name);
     let (mtls_mode, mtls_source) = match is_inbound {
         true => (mtls_mode(sources, proxy, port), sources.peer_mode(proxy, port)),
@@ -305,6 +305,7 @@ fn route_steps(explained: &Explanation, sources: &RouteSources) -> Vec<RouteStep
         name: route.name.clone(),
         taken: route.mismatch.is_none(),
         mismatch: route.mismatch.clone().unwrap_or_default(),
+        share: route.share,
         source: sources.routes.get(at).cloned().flatten(),
     });
     steps.collect()

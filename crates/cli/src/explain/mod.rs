@@ -1,14 +1,16 @@
 //! `skysail explain`: the decisions that the mesh makes about a request, with the objects that cause them.
 //!
-//! [`request`] reads the request. [`proxies`] has the configuration of the proxies. [`journey`] follows the request
-//! from proxy to proxy; [`hop`] describes the decisions of one proxy, [`gateway`] those of a gateway, [`excluded`] the
-//! rules for other clients. [`sources`] finds the objects behind each decision. [`text`] prints the [`report`].
+//! [`request`] reads the request. [`proxies`] has the configuration of the proxies. [`journey`] follows the
+//! request from its client, [`places`] from proxy to proxy. [`hop`] describes the decisions of one proxy,
+//! [`gateway`] those of a gateway, [`excluded`] the rules for other clients. [`sources`] finds the objects
+//! behind each decision. [`ends`] summarises the results. [`text`] prints the [`report`].
 
 mod ends;
 mod excluded;
 mod gateway;
 mod hop;
 mod journey;
+mod places;
 mod proxies;
 mod report;
 mod request;
@@ -50,7 +52,8 @@ The request is not sent. The explanation lists, for each proxy on its way, the l
 with the reasons why they do not match, the filters and policies with their verdicts, the cluster and its endpoints, \
 each with the object, file and line that caused it.
 
-The exit code is 0 if the request would be served, 1 if it would be refused, and 2 for wrong usage.")]
+The exit code is 0 if the request would be served, 1 if it would be refused or is not explained completely, \
+and 2 for wrong usage.")]
 pub(crate) struct ExplainArgs {
     /// Folder or file with the configuration; `-` is standard input. May be given several times. Without it, the
     /// proxies of the running mesh are asked what they hold.

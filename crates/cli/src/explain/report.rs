@@ -2,9 +2,13 @@
 
 use serde::Serialize;
 use serde_json::Value;
+use skysail_http::head::RequestHead;
 use skysail_proxy::explain::{ChainReport, EndpointReport, LimitReport, RetryReport};
 
-use super::request::ShownRequest;
+use super::{
+    ends::{JourneyEnd, State},
+    request::ShownRequest,
+};
 
 /// Explanation of a request.
 #[derive(Debug, Serialize)]
@@ -24,6 +28,7 @@ pub(super) struct ExplainReport {
     pub(super) destinations: Vec<Destination>,
     /// All requests of this kind are served.
     pub(super) served: bool,
+    pub(super) state: State,
     /// Status of the response if a proxy or the fault of the configuration decides it; `None` if the program does.
     pub(super) status: Option<u16>,
     /// Result as a sentence.
@@ -165,6 +170,8 @@ pub(super) struct RouteStep {
     pub(super) taken: bool,
     /// Criterion that the request does not meet; empty if it is taken.
     pub(super) mismatch: String,
+    /// Share of the matching requests that take it, from 0 to 1; `None` for all.
+    pub(super) share: Option<f64>,
     pub(super) source: Option<Source>,
 }
 
@@ -224,7 +231,7 @@ pub(super) struct UnmatchedRule {
 #[derive(Debug, Serialize)]
 pub(super) struct TargetStep {
     pub(super) cluster: String,
-    /// Share of the requests, from 0 to 1.
+    /// Share of the requests to the proxy, from 0 to 1.
     pub(super) share: f64,
     pub(super) subset: String,
     /// DestinationRule, with the field of the subset.
@@ -259,7 +266,7 @@ pub(super) struct Outcome {
 #[derive(Debug, Serialize)]
 pub(super) struct Destination {
     pub(super) cluster: String,
-    /// Share of the requests, from 0 to 1.
+    /// Share of all requests of the client, from 0 to 1.
     pub(super) share: f64,
     pub(super) endpoint: String,
     /// Number of endpoints of the cluster that are equal to this one.
@@ -275,7 +282,40 @@ pub(super) struct Destination {
     /// Authority that the program receives; empty for connections.
     pub(super) authority: String,
     pub(super) served: bool,
+    pub(super) state: State,
     pub(super) status: Option<u16>,
     /// Result as a sentence.
     pub(super) result: String,
+}
+
+impl Destination {
+    /// Returns a place that one of several equal endpoints is, and that receives a request with this head.
+    pub(super) fn new(
+        cluster: &str,
+        share: f64,
+        (endpoint, endpoints): (String, usize),
+        head: Option<&RequestHead>,
+        JourneyEnd { state, status, result }: JourneyEnd,
+    ) -> Self {
+        Self {
+            cluster: cluster.to_owned(),
+            share,
+            endpoint,
+            endpoints,
+            to: None,
+            hop: None,
+            next: Vec::new(),
+            path: head.map(|head| head.path().to_owned()).unwrap_or_default(),
+            authority: head.map(|head| head.authority().to_owned()).unwrap_or_default(),
+            served: state == State::Served,
+            state,
+            status,
+            result,
+        }
+    }
+
+    /// Replaces the end.
+    pub(super) fn end(&mut self, JourneyEnd { state, status, result }: JourneyEnd) {
+        (self.served, self.state, self.status, self.result) = (state == State::Served, state, status, result);
+    }
 }

@@ -1,26 +1,29 @@
-//! The report as text of at most [`WIDTH`] columns.
+//! The report as text.
+
+mod layout;
 
 use std::path::Path;
 
-use skysail_core::logging::printable;
 use skysail_proxy::explain::{EndpointReport, LimitReport};
-use unicode_width::UnicodeWidthStr as _;
 
-use super::report::{
-    CertificateStep, Destination, ExcludedStep, ExplainReport, FilterStep, Hop, Item, RouteStep, ServerStep,
-    Source, TargetStep, TokenStep,
+use super::{
+    ends::{State, percent},
+    report::{
+        CertificateStep, Destination, ExcludedStep, ExplainReport, FilterStep, Hop, Item, RouteStep,
+        ServerStep, Source, TargetStep, TokenStep,
+    },
 };
 
-/// Maximum width of a line in columns.
-const WIDTH: usize = 100;
-/// Width of labels.
-const LABEL: usize = 15;
 /// Beginning of the names of rules of CUSTOM policies, as in Istio.
 const CUSTOM: &str = "istio-ext-authz-";
 /// Maximum difference of shares that count as equal.
 const EVEN: f64 = 0.001;
 /// Maximum number of routes that do not match, and of endpoints, in a list.
 const MAX_LISTED: usize = 12;
+/// Maximum number of places with the same result in a list.
+const MAX_PLACES: usize = 8;
+/// Maximum number of characters of a reason why a resource is refused.
+const MAX_REASON: usize = 300;
 
 /// Returns the report as text. Files below the folder `base` are shown relative to it.
 pub(super) fn of(report: &ExplainReport, base: &Path) -> String {
@@ -71,13 +74,40 @@ impl Text<'_> {
             self.title("NOTE");
             self.line(2, note);
         }
-        report.destinations.iter().for_each(|destination| self.destination(destination));
-        let verdict = if report.served { "SERVED" } else { "REFUSED" };
+        self.destinations(&report.destinations);
+        let verdict = match report.state {
+            State::Served => "SERVED",
+            State::Refused | State::Closed => "REFUSED",
+            State::Unknown => "NOT EXPLAINED",
+        };
         self.title(&format!("{verdict}: {}", report.result));
     }
 
+    /// Adds places. Of many, the first ones that serve the request and the first others are listed.
+    fn destinations(&mut self, places: &[Destination]) {
+        let (mut served, mut others) = (0, 0);
+        let mut left = Vec::new();
+        for to in places {
+            let number = if to.served { &mut served } else { &mut others };
+            *number += 1;
+            if *number > MAX_PLACES {
+                left.push(to);
+            } else {
+                self.destination(to);
+            }
+        }
+        if !left.is_empty() {
+            let share = percent(left.iter().map(|to| to.share).sum());
+            let (number, places) = (left.len(), if left.len() == 1 { "place" } else { "places" });
+            let served = served.saturating_sub(MAX_PLACES);
+            let line =
+                format!("{number} more {places}, {share} of the {}, {served} of them served", self.unit);
+            self.title(&line);
+        }
+    }
+
     fn destination(&mut self, to: &Destination) {
-        let (share, unit) = (share(to.share), self.unit);
+        let (share, unit) = (percent(to.share), self.unit);
         if let Some(hop) = &to.hop {
             self.title(&title(hop, &format!(", {share} of the {unit}, at {}", to.endpoint)));
             let start = self.out.len();
@@ -86,7 +116,7 @@ impl Text<'_> {
             if !to.path.is_empty() && hop.direction == "inbound" && to.served {
                 self.field("request", &format!("path {}, authority {}", to.path, to.authority));
             }
-            to.next.iter().for_each(|next| self.destination(next));
+            self.destinations(&to.next);
         } else {
             let place =
                 to.to.as_ref().map_or("DESTINATION".to_owned(), |to| format!("WORKLOAD {}", to.workload));
@@ -95,7 +125,9 @@ impl Text<'_> {
             self.source(to.to.as_ref().and_then(|to| to.source.as_ref()));
         }
         if to.next.is_empty() {
-            self.field("result", &to.result);
+            let is_left_out = to.state == State::Unknown && to.hop.is_none();
+            let unknown = if is_left_out { "not explained: " } else { "" };
+            self.field("result", &format!("{unknown}{}", to.result));
         }
     }
 
@@ -152,8 +184,9 @@ impl Text<'_> {
             self.field("not held yet", &format!("{}: requested on demand", list(&hop.on_demand)));
         }
         for (name, reason) in hop.refused_resources.iter().take(MAX_LISTED) {
-            self.field("not applied", &format!("{name}: {reason}"));
+            self.field("not applied", &format!("{name}: {}", shortened(reason)));
         }
+        self.more(hop.refused_resources.len(), "resources are not applied");
     }
 
     /// Adds the connection as the proxy receives it. The connection of a client to its own sidecar is left
@@ -198,9 +231,7 @@ impl Text<'_> {
             self.field("not server", &format!("{}: {}", server.name, server.mismatch));
             self.source(server.source.as_ref());
         }
-        if unmatched.len() > MAX_LISTED {
-            self.field("", &format!("{} more servers do not match", unmatched.len() - MAX_LISTED));
-        }
+        self.more(unmatched.len(), "servers do not match");
         for server in servers.iter().filter(|server| server.taken) {
             self.field("server", &server.name);
             self.source(server.source.as_ref());
@@ -220,9 +251,7 @@ impl Text<'_> {
         for chain in unmatched.iter().take(MAX_LISTED) {
             self.field("not chain", &format!("{}{}", named(&chain.name), chain.mismatch));
         }
-        if unmatched.len() > MAX_LISTED {
-            self.field("", &format!("{} more filter chains do not match", unmatched.len() - MAX_LISTED));
-        }
+        self.more(unmatched.len(), "filter chains do not match");
         let name = match (hop.filter_chain.name.as_str(), hop.server_names.is_empty()) {
             ("", true) if hop.protocol == "tcp" => "of all connections to the port".to_owned(),
             ("", false) => format!("SNI {}", list(&hop.server_names)),
@@ -239,9 +268,7 @@ impl Text<'_> {
             self.field("not match", &step.mismatch);
             self.source(Some(&step.source));
         }
-        if matches.len() > MAX_LISTED {
-            self.field("", &format!("{} more matches are for other clients", matches.len() - MAX_LISTED));
-        }
+        self.more(matches.len(), "matches are for other clients");
     }
 
     fn routes(&mut self, routes: &[RouteStep]) {
@@ -253,12 +280,11 @@ impl Text<'_> {
             );
             self.source(route.source.as_ref());
         }
-        if unmatched.len() > MAX_LISTED {
-            self.field("", &format!("{} more routes do not match", unmatched.len() - MAX_LISTED));
-        }
+        self.more(unmatched.len(), "routes do not match");
         for route in routes.iter().filter(|route| route.taken) {
             let name = if route.name.is_empty() { "without a name" } else { &route.name };
-            self.field(&format!("route {}", route.index), name);
+            let part = route.share.map(|share| format!(", for {} of the requests", percent(share)));
+            self.field(&format!("route {}", route.index), &format!("{name}{}", part.unwrap_or_default()));
             self.source(route.source.as_ref());
         }
     }
@@ -292,6 +318,7 @@ impl Text<'_> {
         let refuses = !filter.allowed && filter.matched.is_empty() && !filter.unmatched.is_empty();
         if !refuses {
             filter.sources.iter().take(MAX_LISTED).for_each(|source| self.source(Some(source)));
+            self.more(filter.sources.len(), "objects");
             return;
         }
         // No rule allows the request, so each rule is listed with its reason.
@@ -299,15 +326,15 @@ impl Text<'_> {
             self.field("not rule", &unmatched.mismatch);
             self.source(unmatched.source.as_ref());
         }
-        let more = filter.unmatched.len().saturating_sub(MAX_LISTED);
-        if more > 0 {
-            self.field("", &format!("{more} more rules do not match"));
-        }
+        self.more(filter.unmatched.len(), "rules do not match");
     }
 
     fn token(&mut self, token: &TokenStep) {
-        let claims: Vec<String> =
+        let mut claims: Vec<String> =
             token.claims.iter().take(MAX_LISTED).map(|(name, value)| format!(", {name} {value}")).collect();
+        if token.claims.len() > MAX_LISTED {
+            claims.push(format!(", and {} more claims", token.claims.len() - MAX_LISTED));
+        }
         let (label, verdict) = match token.refused.as_str() {
             "" => ("token", format!("valid, principal {}{}", token.principal, claims.concat())),
             reason => ("bad token", reason.to_owned()),
@@ -332,7 +359,7 @@ impl Text<'_> {
         } else if limit.enforced >= 1.0 {
             format!("{} above it", limit.status)
         } else {
-            format!("{} above it for {}", limit.status, share(limit.enforced))
+            format!("{} above it for {}", limit.status, percent(limit.enforced))
         };
         let is_idle = limit.buckets.is_empty() && (limit.service.is_empty() || limit.descriptors.is_empty());
         if is_idle {
@@ -379,9 +406,10 @@ impl Text<'_> {
     }
 
     fn target(&mut self, target: &TargetStep) {
-        self.field("cluster", &format!("{}, {}", target.cluster, share(target.share)));
+        self.field("cluster", &format!("{}, {}", target.cluster, percent(target.share)));
         self.source(target.source.as_ref());
-        target.services.iter().for_each(|service| self.source(Some(service)));
+        target.services.iter().take(MAX_LISTED).for_each(|service| self.source(Some(service)));
+        self.more(target.services.len(), "Services");
         if !target.failure.is_empty() {
             self.field("", &format!("fails: {}", target.failure));
         }
@@ -420,14 +448,19 @@ impl Text<'_> {
                 Some(tls) if tls.is_mesh => "mutual TLS of the mesh".to_owned(),
                 Some(tls) => format!("TLS, SNI {}", tls.server_name),
             };
-            let part = if is_even { String::new() } else { format!(", {}", share(endpoint.share)) };
+            let part = if is_even { String::new() } else { format!(", {}", percent(endpoint.share)) };
             self.field("", &format!("{line}, {tls}{part}{}", state(endpoint)));
         }
-        if target.endpoints.len() > MAX_LISTED {
-            self.field("", &format!("{} more", target.endpoints.len() - MAX_LISTED));
-        }
+        self.more(target.endpoints.len(), "endpoints");
         if target.ejections == "unknown" {
             self.field("", "ejections by outlier detection are not known, and not considered");
+        }
+    }
+
+    /// Adds the number of the items that a list leaves out.
+    fn more(&mut self, all: usize, what: &str) {
+        if all > MAX_LISTED {
+            self.field("", &format!("{} more {what}", all - MAX_LISTED));
         }
     }
 
@@ -435,74 +468,6 @@ impl Text<'_> {
         if !item.name.is_empty() {
             self.field(label, &item.name);
             self.source(item.source.as_ref());
-        }
-    }
-
-    fn source(&mut self, source: Option<&Source>) {
-        let Some(Source { object, field, file, line }) = source else { return };
-        let field = if field.is_empty() { String::new() } else { format!(" {field}") };
-        let place = match (file.as_str(), line) {
-            ("", _) => String::new(),
-            (file, 0) => format!(", {}", self.relative(file)),
-            (file, line) => format!(", {}:{line}", self.relative(file)),
-        };
-        self.wrapped(&" ".repeat(LABEL + 4), &format!("<- {object}{field}{place}"), LABEL + 7);
-    }
-
-    fn title(&mut self, title: &str) {
-        self.out.push('\n');
-        self.line(0, title);
-    }
-
-    fn field(&mut self, label: &str, value: &str) {
-        let label = printable(label);
-        let gap = LABEL.saturating_sub(label.width()).max(1);
-        self.wrapped(&format!("  {label}{}", " ".repeat(gap)), value, LABEL + 4);
-    }
-
-    fn line(&mut self, indent: usize, text: &str) {
-        self.wrapped(&" ".repeat(indent), text, indent + 4);
-    }
-
-    /// Adds a text after a first part, and breaks it so that no line is too wide. Further lines are indented.
-    fn wrapped(&mut self, first: &str, text: &str, indent: usize) {
-        let mut line = first.to_owned();
-        let mut is_empty = true;
-        for word in printable(text).split(' ') {
-            let mut word = word;
-            let gap = usize::from(!is_empty);
-            if !is_empty && line.width() + gap + word.width() > WIDTH {
-                self.end_line(&mut line, indent);
-                is_empty = true;
-            }
-            if !is_empty {
-                line.push(' ');
-            }
-            while line.width() + word.width() > WIDTH {
-                let room = WIDTH.saturating_sub(line.width()).max(1);
-                let (head, tail) = split(word, room);
-                line.push_str(head);
-                self.end_line(&mut line, indent);
-                word = tail;
-            }
-            line.push_str(word);
-            is_empty = false;
-        }
-        self.out.push_str(line.trim_end());
-        self.out.push('\n');
-    }
-
-    fn end_line(&mut self, line: &mut String, indent: usize) {
-        self.out.push_str(line.trim_end());
-        self.out.push('\n');
-        *line = " ".repeat(indent);
-    }
-
-    /// Returns a text without the base folder in paths.
-    fn relative(&self, text: &str) -> String {
-        match self.base.to_str() {
-            Some(base) if !base.is_empty() && base != "/" => text.replace(&format!("{base}/"), ""),
-            _ => text.to_owned(),
         }
     }
 }
@@ -516,12 +481,10 @@ fn is_custom(filter: &FilterStep) -> bool {
 
 /// Returns the state of an endpoint as the end of a line.
 fn state(endpoint: &EndpointReport) -> String {
-    match (endpoint.is_candidate, endpoint.is_ejected, endpoint.is_healthy) {
-        (true, false, true) => String::new(),
-        (true, ..) => "; unhealthy, but used because too few endpoints are healthy".to_owned(),
-        (false, true, _) => "; ejected by outlier detection".to_owned(),
-        (false, false, false) => "; unhealthy".to_owned(),
-        (false, false, true) => format!("; priority {} is not used", endpoint.priority),
+    match (endpoint.is_candidate, endpoint.health) {
+        (true, "healthy") => String::new(),
+        (true, health) => format!("; {health}, but used because too few endpoints are healthy"),
+        (false, _) => format!("; {}", endpoint.unused),
     }
 }
 
@@ -533,25 +496,16 @@ fn title(hop: &Hop, rest: &str) -> String {
     }
 }
 
-/// Splits a word before the character that exceeds a width.
-fn split(word: &str, width: usize) -> (&str, &str) {
-    let mut end = 0;
-    for (at, character) in word.char_indices() {
-        let next = at + character.len_utf8();
-        if end > 0 && word[..next].width() > width {
-            break;
-        }
-        end = next;
-    }
-    word.split_at(end)
-}
-
 fn named(name: &str) -> String {
     if name.is_empty() { String::new() } else { format!("{name}: ") }
 }
 
-fn share(share: f64) -> String {
-    format!("{} %", (share * 1000.0).round() / 10.0)
+/// Returns the first characters of a reason.
+fn shortened(reason: &str) -> String {
+    match reason.char_indices().nth(MAX_REASON) {
+        Some((end, _)) => format!("{}…", reason.get(..end).unwrap_or_default()),
+        None => reason.to_owned(),
+    }
 }
 
 /// Joins the first items of a list.
@@ -567,33 +521,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_line_is_wider_than_the_limit() {
-        let mut text =
-            Text { out: String::new(), base: Path::new(""), unit: "requests", decisions: Vec::new() };
-        text.field("cluster", &"x".repeat(250));
-        text.field("route", &"some words ".repeat(40));
-        text.field("wide", &"漢".repeat(120));
-        text.field("control", "a\u{1b}[31mb\nc");
-        assert!(text.out.lines().all(|line| line.width() <= WIDTH), "{}", text.out);
-        assert!(!text.out.contains('\u{1b}'));
-        assert_eq!(text.out.matches('x').count(), 250);
-        assert_eq!(text.out.matches('漢').count(), 120);
+    fn endpoints_have_their_health_or_the_reason_why_they_are_not_used() {
+        let of = |health, unused: &str| {
+            let (address, locality, tls) = ("10.0.0.1:80".to_owned(), String::new(), None);
+            let (is_healthy, is_ejected, is_candidate) =
+                (health == "healthy", health == "ejected", unused.is_empty());
+            let (priority, weight, share, unused) = (0, 1, 0.0, unused.to_owned());
+            state(&EndpointReport {
+                address,
+                locality,
+                priority,
+                weight,
+                health,
+                is_healthy,
+                is_ejected,
+                share,
+                is_candidate,
+                unused,
+                tls,
+            })
+        };
+        assert_eq!(of("healthy", ""), "");
+        assert_eq!(of("draining", ""), "; draining, but used because too few endpoints are healthy");
+        assert_eq!(of("ejected", "ejected by outlier detection"), "; ejected by outlier detection");
+        assert_eq!(of("healthy", "its locality has no weight"), "; its locality has no weight");
     }
 
     #[test]
-    fn files_are_shown_relative_to_the_folder() {
-        let mut text = Text {
-            out: String::new(),
-            base: Path::new("/home/ann/shop"),
-            unit: "requests",
-            decisions: Vec::new(),
-        };
-        text.source(Some(&Source {
-            object: "Service shop/web".to_owned(),
-            field: "spec.ports[0]".to_owned(),
-            file: "/home/ann/shop/mesh/a.yaml".to_owned(),
-            line: 7,
-        }));
-        assert_eq!(text.out.trim(), "<- Service shop/web spec.ports[0], mesh/a.yaml:7");
+    fn long_reasons_and_lists_are_cut() {
+        assert_eq!(shortened(&"é".repeat(300)), "é".repeat(300));
+        assert_eq!(shortened(&"é".repeat(301)), "é".repeat(300) + "…");
+        let mut text =
+            Text { out: String::new(), base: Path::new(""), unit: "requests", decisions: Vec::new() };
+        text.more(MAX_LISTED, "endpoints");
+        assert!(text.out.is_empty(), "{}", text.out);
+        text.more(MAX_LISTED + 2, "endpoints");
+        assert_eq!(text.out.trim(), "2 more endpoints");
     }
 }

@@ -1,54 +1,67 @@
 //! External authorizers: whether a request is one about which an authorizer decides, and what follows if it
 //! cannot.
 
+use std::net::SocketAddr;
+
 use serde_json::{Map, Value};
 use skysail_policy::{config::authorization::ExternalAuthorization, matching, route::NoRoute};
 
 use super::{
-    ProxyConfiguration,
+    ALL, ProxyConfiguration,
     filters::{Passage, effect},
     report::{Explanation, FilterReport, Outcome},
     target::EndpointProtocol,
 };
 
-/// 100 % in millionths.
-const ALL: u32 = 1_000_000;
-
-/// Evaluates the authorizer of a filter chain for a connection, after policies that set these metadata.
+/// Evaluates the authorizer of a filter chain for a connection to this address, after policies that set these
+/// metadata. Returns false if the authorizer cannot answer and its failure closes the connection.
 pub(super) fn connection(
+    configuration: &ProxyConfiguration,
     config: &ExternalAuthorization,
+    destination: SocketAddr,
     metadata: &Map<String, Value>,
     explained: &mut Explanation,
-) {
-    if selects(config, metadata) {
-        explained.filters.push(question("ext_authz", config, "connection"));
+) -> bool {
+    if !selects(config, metadata) {
+        return true;
+    }
+    match failure(configuration, config, destination) {
+        None => {
+            explained.filters.push(call("ext_authz", config, "connection"));
+            true
+        }
+        Some(reason) => {
+            explained.filters.push(failed("ext_authz", config, &reason, "connections"));
+            if !config.failure_allowed {
+                explained.outcome = Outcome::Refused(format!("the authorizer cannot answer: {reason}"));
+            }
+            config.failure_allowed
+        }
     }
 }
 
-/// Evaluates an authorizer. Returns whether the request passes it, or passes if the authorizer admits it.
+/// Evaluates an authorizer. Returns false if the authorizer cannot answer and its failure refuses the
+/// request.
 pub(super) fn request(
     passage: &Passage<'_>,
     name: &str,
     config: &ExternalAuthorization,
     explained: &mut Explanation,
 ) -> bool {
-    // As on the request path, a request that no route matches is refused without a question.
+    // As on the request path, a request that no route matches is refused without a call.
     let has_route = !matches!(passage.found, Err(NoRoute::NoMatch));
     if !selects(config, &passage.metadata) || !has_route || config.enabled == 0 {
         return true;
     }
-    let Some(reason) = failure(passage, config).filter(|_| config.enabled >= ALL) else {
-        explained.filters.push(question(name, config, "request"));
+    let failure = failure(passage.configuration, config, passage.subject.destination);
+    let Some(reason) = failure.filter(|_| config.enabled >= ALL) else {
+        explained.filters.push(call(name, config, "request"));
         return true;
     };
-    let cluster = &config.cluster;
+    explained.filters.push(failed(name, config, &reason, "requests"));
     if config.failure_allowed {
-        let text =
-            format!("the authorizer {cluster} cannot answer ({reason}), and its failure admits requests");
-        explained.filters.push(effect(name, &text));
         return true;
     }
-    explained.filters.push(effect(name, &format!("the authorizer {cluster} cannot answer: {reason}")));
     let status = config.status_on_error;
     explained.outcome = Outcome::Responded(status, format!("the authorizer cannot answer: {reason}"));
     false
@@ -60,14 +73,30 @@ fn selects(config: &ExternalAuthorization, metadata: &Map<String, Value>) -> boo
 }
 
 /// Returns why no authorizer can answer; `None` if one may.
-fn failure(passage: &Passage<'_>, config: &ExternalAuthorization) -> Option<String> {
-    let configuration: &ProxyConfiguration = passage.configuration;
+fn failure(
+    configuration: &ProxyConfiguration,
+    config: &ExternalAuthorization,
+    destination: SocketAddr,
+) -> Option<String> {
     let sends = EndpointProtocol::Bytes { is_tunnel: false };
-    let target = configuration.target(&config.cluster, 1.0, passage.subject.destination, sends, 0);
+    let target = configuration.target(&config.cluster, 1.0, destination, sends, 0);
     target.failure.map(|(_, reason)| reason)
 }
 
-fn question(name: &str, config: &ExternalAuthorization, of: &str) -> FilterReport {
+/// Returns the report of an authorizer that cannot answer.
+fn failed(name: &str, config: &ExternalAuthorization, reason: &str, of: &str) -> FilterReport {
+    let cluster = &config.cluster;
+    effect(
+        name,
+        &match config.failure_allowed {
+            true => format!("the authorizer {cluster} cannot answer ({reason}), and its failure admits {of}"),
+            false => format!("the authorizer {cluster} cannot answer: {reason}"),
+        },
+    )
+}
+
+/// Returns the report of an authorizer that the proxy calls.
+fn call(name: &str, config: &ExternalAuthorization, of: &str) -> FilterReport {
     let share = match f64::from(config.enabled) / f64::from(ALL) {
         1.0.. => String::new(),
         share => format!(" for {} % of the {of}s", share * 100.0),

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use skysail_http::head::RequestHead;
 use skysail_policy::{
     config::{
-        FilterChain, HttpManager, RouteTable,
+        FilterChain, HttpManager,
         http::{Filter, FilterKind, metadata},
         listener::Direction,
         mutation::HeaderMutation,
@@ -22,34 +22,39 @@ use skysail_policy::{
 };
 
 use super::{
-    ProxyConfiguration, authorizers, limits,
+    ALL, ProxyConfiguration, Table, authorizers, limits,
     report::{Explanation, FilterReport, Outcome, PolicyReport},
     tokens,
 };
 use crate::{request::mutation::lists as mutation_lists, worker::downstream};
 
-/// 100 % in millionths.
-const ALL: u32 = 1_000_000;
-
 /// Evaluates the network filters before the last one. Returns whether they admit the connection.
-pub(super) fn network(chain: &FilterChain, subject: &Subject<'_>, explained: &mut Explanation) -> bool {
+pub(super) fn network(
+    configuration: &ProxyConfiguration,
+    chain: &FilterChain,
+    subject: &Subject<'_>,
+    explained: &mut Explanation,
+) -> bool {
     for limit in &chain.connection_limits {
         let text = format!("closes connections above {} open ones", limit.max_connections);
         explained.filters.push(effect("connection_limit", &text));
     }
     let mut tally = Tally::default();
     let admitted = chain.policies.iter().all(|policy| check("rbac", policy, subject, &mut tally, explained));
-    if let Some(config) = chain.external_authorization.as_deref().filter(|_| admitted) {
-        authorizers::connection(config, &downstream::metadata(tally.found), explained);
+    if !admitted {
+        explained.outcome = Outcome::Refused("a policy closes the connection".to_owned());
+        return false;
     }
-    admitted
+    let Some(config) = chain.external_authorization.as_deref() else { return true };
+    let metadata = downstream::metadata(tally.found);
+    authorizers::connection(configuration, config, subject.destination, &metadata, explained)
 }
 
 /// A request on its way through the HTTP filters.
 pub(super) struct Passage<'a> {
     pub(super) configuration: &'a ProxyConfiguration,
     pub(super) manager: &'a HttpManager,
-    pub(super) table: &'a RouteTable,
+    pub(super) table: &'a Table,
     /// Properties of the connection; the head and the metadata are those below.
     pub(super) subject: Subject<'a>,
     /// Head, as the filters so far have changed it.

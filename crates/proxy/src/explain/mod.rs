@@ -57,6 +57,8 @@ use crate::{
     worker::filter_chain_match,
 };
 
+/// 100 % in millionths.
+const ALL: u32 = 1_000_000;
 /// Maximum number of domains in a reason.
 const MAX_DOMAINS: usize = 6;
 /// Status of a response if there is no route.
@@ -245,8 +247,7 @@ impl ProxyConfiguration {
             server_name: findings.server_name.as_deref(),
             metadata: None,
         };
-        if !filters::network(chain, &subject, &mut explained) {
-            explained.outcome = Outcome::Refused("a policy closes the connection".to_owned());
+        if !filters::network(self, chain, &subject, &mut explained) {
             return explained;
         }
         match &chain.terminal {
@@ -352,20 +353,12 @@ impl ProxyConfiguration {
             forwarded_cert: None,
         };
         let remote = headers::receive(manager, arrival, &mut head, &mut fastrand::Rng::with_seed(0));
-        let table = match &manager.routes {
-            Routes::Inline(table) => Some(Arc::clone(table)),
-            Routes::Named(name) => self.snapshot.routes.get(name).cloned(),
+        let table = self.table(&manager.routes);
+        explained.route_table = match &manager.routes {
+            Routes::Inline(table) => table.name.to_string(),
+            Routes::Named(name) => name.to_string(),
         };
-        let is_missing = table.is_none();
-        let table = table.unwrap_or_default();
         let found = self.route(&table, &head, None, explained);
-        explained.route_table = table.name.to_string();
-        if let Routes::Named(name) = &manager.routes
-            && is_missing
-        {
-            explained.route_table = name.to_string();
-            explained.outcome = Outcome::Responded(NOT_FOUND, self.absence(name));
-        }
         let mut passage = Passage {
             configuration: self,
             manager,
@@ -379,9 +372,21 @@ impl ProxyConfiguration {
         let Passage { head, found, .. } = passage;
         let Some((host, route)) = found.ok().filter(|_| admitted) else { return };
         let connection = (subject.destination, manager.istio_alpn);
-        self.act((&table, host, route), &head, connection, explained);
+        self.act((&table.routes, host, route), &head, connection, explained);
         if explained.idle_timeout.is_none() {
             explained.idle_timeout = manager.stream_idle_timeout.map(|timeout| timeout.as_secs_f64());
+        }
+    }
+
+    /// Returns the route table of a connection manager.
+    fn table(&self, routes: &Routes) -> Table {
+        let found = match routes {
+            Routes::Inline(table) => Ok(Arc::clone(table)),
+            Routes::Named(name) => self.snapshot.routes.get(name).cloned().ok_or_else(|| self.absence(name)),
+        };
+        match found {
+            Ok(routes) => Table { routes, absence: None },
+            Err(absence) => Table { routes: Arc::default(), absence: Some(absence) },
         }
     }
 
@@ -393,10 +398,10 @@ impl ProxyConfiguration {
         }
     }
 
-    /// Finds the route, and records why the routes before it do not match.
+    /// Finds the route, and records why the routes before it do not match, or why there is none.
     fn route<'a>(
         &self,
-        table: &'a RouteTable,
+        Table { routes: table, absence }: &'a Table,
         head: &RequestHead,
         metadata: Option<&Map<String, Value>>,
         explained: &mut Explanation,
@@ -404,7 +409,9 @@ impl ProxyConfiguration {
         explained.routes.clear();
         explained.outcome = Outcome::Forwarded;
         let Some((host, exact)) = route::virtual_host(table, head.authority()) else {
-            let reason = format!("no virtual host has the domain {}{}", head.authority(), others(table));
+            let no_domain =
+                || format!("no virtual host has the domain {}{}", head.authority(), others(table));
+            let reason = absence.clone().unwrap_or_else(no_domain);
             explained.outcome = Outcome::Responded(NOT_FOUND, reason);
             return Err(NoRoute::NoMatch);
         };
@@ -415,17 +422,20 @@ impl ProxyConfiguration {
             return Err(NoRoute::TlsRequired);
         }
         for (index, route) in host.routes.iter().enumerate() {
-            let mismatch = route::mismatch(&route.matches, head, metadata);
-            let matched = mismatch.is_none();
+            let fraction = route.matches.fraction;
+            let never = || (fraction == Some(0)).then(|| "the route is for 0 % of the requests".to_owned());
+            let mismatch = route::mismatch(&route.matches, head, metadata).or_else(never);
+            let share = fraction.filter(|share| *share < ALL);
+            let taken = mismatch.is_none() && share.is_none();
             explained.routes.push(RouteReport {
                 index,
                 name: route.name.to_string(),
                 origin: self.origins.route(&table.name, &host.name, index).map(ToOwned::to_owned),
                 mismatch,
-                share: route.matches.fraction.map(|share| f64::from(share) / 1_000_000.0),
+                share: share.map(|share| f64::from(share) / f64::from(ALL)),
             });
             // Other requests continue after a route for a fraction of requests, so the search continues too.
-            if matched && route.matches.fraction.is_none() {
+            if taken {
                 return Ok((host, route));
             }
         }
@@ -539,6 +549,13 @@ impl ProxyConfiguration {
             header_changes: Vec::new(),
         }
     }
+}
+
+/// Route table of a connection manager.
+struct Table {
+    routes: Arc<RouteTable>,
+    /// Reason why the proxy does not have it. It is empty then.
+    absence: Option<String>,
 }
 
 /// Returns the domains of a route table as the end of a sentence.

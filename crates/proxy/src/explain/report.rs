@@ -109,7 +109,7 @@ pub struct RouteReport {
     pub origin: Option<String>,
     /// Criterion that the request does not meet; `None` if the request matches.
     pub mismatch: Option<String>,
-    /// Share of the matching requests that take the route; `None` for all.
+    /// Share of the matching requests that take the route, from 0 to 1; `None` for all.
     pub share: Option<f64>,
 }
 
@@ -269,6 +269,8 @@ pub struct EndpointReport {
     pub priority: usize,
     /// Weight in its locality.
     pub weight: u32,
+    /// `healthy`, `degraded`, `unhealthy`, `draining`, or `ejected` (by outlier detection).
+    pub health: &'static str,
     /// The configuration says that it is healthy.
     pub is_healthy: bool,
     /// Outlier detection has ejected it.
@@ -277,6 +279,8 @@ pub struct EndpointReport {
     pub share: f64,
     /// Requests reach it.
     pub is_candidate: bool,
+    /// Reason why no request reaches it; empty for a candidate.
+    pub unused: String,
     /// TLS of connections to it; `None` is plain text.
     pub tls: Option<TlsReport>,
 }
@@ -298,5 +302,12 @@ impl Explanation {
     /// Returns whether the proxy forwards the request.
     pub fn is_forwarded(&self) -> bool {
         self.outcome == Outcome::Forwarded
+    }
+
+    /// Returns the share of the requests, from 0 to 1, to which the outcome applies. The others take a route
+    /// for a fraction of the requests.
+    pub fn explained_share(&self) -> f64 {
+        let matched = self.routes.iter().filter(|route| route.mismatch.is_none());
+        matched.filter_map(|route| route.share).map(|share| 1.0 - share).product()
     }
 }

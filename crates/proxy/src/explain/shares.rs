@@ -63,11 +63,11 @@ fn distribute(
         let is_here = |endpoint: &Endpoint| {
             is_used(endpoint) && locality.is_none_or(|locality| endpoint.locality == locality)
         };
-        let here = || list.iter().zip(0..).filter(|(endpoint, _)| is_here(endpoint));
-        let sum: f64 = here().map(|(endpoint, _)| f64::from(endpoint.weight)).sum();
-        for (endpoint, index) in here() {
+        let here = || list.iter().enumerate().filter(|(_, endpoint)| is_here(endpoint));
+        let sum: f64 = here().map(|(_, endpoint)| f64::from(endpoint.weight)).sum();
+        for (index, endpoint) in here() {
             let of_locality = f64::from(endpoint.weight) / sum;
-            if let Some(share) = shares.get_mut::<usize>(index) {
+            if let Some(share) = shares.get_mut(index) {
                 *share += part as f64 / 100.0 * weight / all * of_locality;
             }
         }
@@ -99,7 +99,7 @@ fn count(list: &[Arc<Endpoint>]) -> EndpointCounts {
 }
 
 /// Returns the health of an endpoint, including its ejection.
-fn health(endpoint: &Endpoint) -> Health {
+pub(super) fn health(endpoint: &Endpoint) -> Health {
     if is_ejected(endpoint) && endpoint.health != Health::Draining {
         return Health::Unhealthy;
     }

@@ -107,15 +107,21 @@ pub(super) fn describe(
     let shares = shares::of(cluster, &current);
     let mut endpoints: Vec<EndpointReport> = Vec::new();
     for (priority, (list, shares)) in current.priorities.iter().zip(shares).enumerate() {
+        let is_used = shares.iter().any(|share| *share > 0.0);
         endpoints.extend(list.iter().zip(shares).map(|(endpoint, share)| EndpointReport {
             address: endpoint.pipe.as_ref().map_or_else(|| endpoint.address.to_string(), ToString::to_string),
             locality: locality(&current, endpoint),
             priority,
             weight: endpoint.weight,
-            is_healthy: is_healthy(endpoint),
+            health: health(endpoint),
+            is_healthy: endpoint.health == Health::Healthy,
             is_ejected: shares::is_ejected(endpoint),
             share,
             is_candidate: share > 0.0,
+            unused: match share > 0.0 {
+                true => String::new(),
+                false => unused(endpoint, priority, is_used),
+            },
             tls: tls(cluster, endpoint, sends, origin.presents),
         }));
     }
@@ -130,10 +136,12 @@ pub(super) fn describe(
         locality: String::new(),
         priority: 0,
         weight: 1,
+        health: "healthy",
         is_healthy: true,
         is_ejected: false,
         share: 1.0,
         is_candidate: true,
+        unused: String::new(),
         tls: tls_report(cluster, cluster.tls.as_deref(), origin.presents, sends),
     }));
     let resolves = match &cluster.discovery {
@@ -158,8 +166,26 @@ pub(super) fn describe(
     }
 }
 
-fn is_healthy(endpoint: &Endpoint) -> bool {
-    endpoint.health == Health::Healthy
+fn health(endpoint: &Endpoint) -> &'static str {
+    match endpoint.health {
+        Health::Draining => "draining",
+        _ if shares::is_ejected(endpoint) => "ejected",
+        Health::Healthy => "healthy",
+        Health::Degraded => "degraded",
+        Health::Unhealthy => "unhealthy",
+    }
+}
+
+/// Returns why no request reaches an endpoint. `is_used`: requests reach other endpoints of its priority.
+fn unused(endpoint: &Endpoint, priority: usize, is_used: bool) -> String {
+    match shares::health(endpoint) {
+        Health::Unhealthy if shares::is_ejected(endpoint) => "ejected by outlier detection".to_owned(),
+        Health::Unhealthy => "unhealthy".to_owned(),
+        Health::Draining => "draining".to_owned(),
+        Health::Healthy | Health::Degraded if !is_used => format!("priority {priority} is not used"),
+        Health::Degraded => "degraded, and not used because enough endpoints are healthy".to_owned(),
+        Health::Healthy => "its locality has no weight".to_owned(),
+    }
 }
 
 fn locality(endpoints: &Endpoints, endpoint: &Endpoint) -> String {

@@ -1,6 +1,15 @@
 //! Explanations of listeners and their settings.
 
+use std::time::Instant;
+
 use serde_json::json;
+use skysail_policy::{
+    config::{
+        Endpoints,
+        cluster::{Endpoint, Health, Locality},
+    },
+    state::health::EndpointState,
+};
 use skysail_xds::envoy::pb::envoy::config::bootstrap::v3::Bootstrap;
 
 use super::*;
@@ -99,4 +108,55 @@ fn locations_have_the_rewritten_path() {
     ]);
     let redirect = Outcome::Responded(301, "redirect to http://b/c/d".to_owned());
     assert_eq!(outcome(&json!({}), &routes, "/a/d"), redirect);
+}
+
+/// Returns the health of each endpoint of a cluster, and why no request reaches it.
+fn states(cluster: Cluster, priorities: Vec<Vec<Endpoint>>, weights: &[u32]) -> Vec<(&'static str, String)> {
+    let localities = weights.iter().map(|weight| Locality { place: Default::default(), weight: *weight });
+    let endpoints = Endpoints {
+        priorities: priorities.into_iter().map(|list| list.into_iter().map(Arc::new).collect()).collect(),
+        localities: localities.collect(),
+        ..Endpoints::default()
+    };
+    cluster.endpoints.store(Arc::new(endpoints));
+    let sends = EndpointProtocol::Bytes { is_tunnel: false };
+    let report = target::describe(&cluster, ([10, 0, 0, 1], 80).into(), sends, &Origins::default());
+    report.endpoints.into_iter().map(|endpoint| (endpoint.health, endpoint.unused)).collect()
+}
+
+#[test]
+fn endpoints_that_get_no_request_have_a_reason() {
+    let endpoint = |health, locality| {
+        let state = Some(Arc::new(EndpointState::new(Instant::now())));
+        Endpoint { health, locality, state, ..Endpoint::new(([10, 0, 0, 1], 80).into(), None) }
+    };
+    let ejected = endpoint(Health::Healthy, 0);
+    shares::eject(&ejected);
+    let first = vec![
+        endpoint(Health::Healthy, 0),
+        endpoint(Health::Healthy, 0),
+        endpoint(Health::Healthy, 0),
+        endpoint(Health::Degraded, 0),
+        endpoint(Health::Draining, 0),
+        endpoint(Health::Healthy, 1),
+    ];
+    let cluster = Cluster { locality_weighted: true, panic_threshold: 0, ..Cluster::new("a") };
+    let found = states(cluster, vec![first, vec![endpoint(Health::Healthy, 0)]], &[1, 0]);
+    let words: Vec<(&str, &str)> = found.iter().map(|(health, unused)| (*health, unused.as_str())).collect();
+    assert_eq!(
+        words[2..],
+        [
+            ("healthy", ""),
+            ("degraded", "degraded, and not used because enough endpoints are healthy"),
+            ("draining", "draining"),
+            ("healthy", "its locality has no weight"),
+            ("healthy", "priority 1 is not used"),
+        ]
+    );
+    let few = vec![endpoint(Health::Unhealthy, 0), ejected, endpoint(Health::Healthy, 0)];
+    let cluster = Cluster { panic_threshold: 0, ..Cluster::new("a") };
+    let found = states(cluster, vec![few], &[]);
+    assert_eq!(found[0], ("unhealthy", "unhealthy".to_owned()));
+    assert_eq!(found[1], ("ejected", "ejected by outlier detection".to_owned()));
+    assert_eq!(found[2], ("healthy", String::new()));
 }
