@@ -83,7 +83,7 @@ pub(super) struct Follower<'a> {
 }
 
 /// Endpoints that are the same port of one workload.
-struct Group<T> {
+struct PlaceGroup<T> {
     /// One of them.
     first: T,
     count: usize,
@@ -92,8 +92,8 @@ struct Group<T> {
 }
 
 /// Combines items with equal keys, and adds their shares.
-fn groups<T>(items: impl Iterator<Item = (String, f64, T)>) -> Vec<Group<T>> {
-    let mut found: Vec<Group<T>> = Vec::new();
+fn groups<T>(items: impl Iterator<Item = (String, f64, T)>) -> Vec<PlaceGroup<T>> {
+    let mut found: Vec<PlaceGroup<T>> = Vec::new();
     let mut known: HashMap<String, usize> = HashMap::new();
     for (key, share, first) in items {
         let index = *known.entry(key).or_insert(found.len());
@@ -102,7 +102,7 @@ fn groups<T>(items: impl Iterator<Item = (String, f64, T)>) -> Vec<Group<T>> {
                 group.count += 1;
                 group.share += share;
             }
-            None => found.push(Group { first, count: 1, share }),
+            None => found.push(PlaceGroup { first, count: 1, share }),
         }
     }
     found
@@ -353,9 +353,9 @@ impl Follower<'_> {
     /// limit of the report are one place.
     fn each<T>(
         &self,
-        groups: &[Group<T>],
+        groups: &[PlaceGroup<T>],
         leaving: &IncomingConnection<'_>,
-        follow: impl Fn(&Group<T>, f64) -> Vec<Destination>,
+        follow: impl Fn(&PlaceGroup<T>, f64) -> Vec<Destination>,
     ) -> Vec<Destination> {
         let mut found = Vec::new();
         for (index, group) in groups.iter().enumerate() {
