@@ -22,7 +22,7 @@ use skysail_policy::{
 };
 
 use super::{
-    ALL, ProxyConfiguration, Table, authorizers, limits,
+    ALL, FoundTable, ProxyConfiguration, authorizers, limits,
     report::{Explanation, FilterReport, Outcome, PolicyReport},
     tokens,
 };
@@ -54,7 +54,7 @@ pub(super) fn network(
 pub(super) struct Passage<'a> {
     pub(super) configuration: &'a ProxyConfiguration,
     pub(super) manager: &'a HttpManager,
-    pub(super) table: &'a Table,
+    pub(super) table: &'a FoundTable,
     /// Properties of the connection; the head and the metadata are those below.
     pub(super) subject: Subject<'a>,
     /// Head, as the filters so far have changed it.

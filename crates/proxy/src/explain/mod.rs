@@ -379,14 +379,14 @@ impl ProxyConfiguration {
     }
 
     /// Returns the route table of a connection manager.
-    fn table(&self, routes: &Routes) -> Table {
+    fn table(&self, routes: &Routes) -> FoundTable {
         let found = match routes {
             Routes::Inline(table) => Ok(Arc::clone(table)),
             Routes::Named(name) => self.snapshot.routes.get(name).cloned().ok_or_else(|| self.absence(name)),
         };
         match found {
-            Ok(routes) => Table { routes, absence: None },
-            Err(absence) => Table { routes: Arc::default(), absence: Some(absence) },
+            Ok(routes) => FoundTable { routes, absence: None },
+            Err(absence) => FoundTable { routes: Arc::default(), absence: Some(absence) },
         }
     }
 
@@ -401,7 +401,7 @@ impl ProxyConfiguration {
     /// Finds the route, and records why the routes before it do not match, or why there is none.
     fn route<'a>(
         &self,
-        Table { routes: table, absence }: &'a Table,
+        FoundTable { routes: table, absence }: &'a FoundTable,
         head: &RequestHead,
         metadata: Option<&Map<String, Value>>,
         explained: &mut Explanation,
@@ -552,7 +552,7 @@ impl ProxyConfiguration {
 }
 
 /// Route table of a connection manager.
-struct Table {
+struct FoundTable {
     routes: Arc<RouteTable>,
     /// Reason why the proxy does not have it. It is empty then.
     absence: Option<String>,
