@@ -3,12 +3,12 @@
 //!
 //! `tests/envoy_filters` has one file for each use. A comment `# refused: TEXT` names a field that the
 //! sidecar refuses; all other files must be taken. An effect is there with the patch, and absent after its
-//! removal. `requests` has the effects that one request of a workload shows, `looks` all others.
+//! removal. `requests` has the effects that one request of a workload shows, `observations` all others.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panic")]
 
-#[path = "envoy_filters/looks.rs"]
-mod looks;
+#[path = "envoy_filters/observations.rs"]
+mod observations;
 #[path = "envoy_filters/requests.rs"]
 mod requests;
 #[path = "envoy_filters/scene.rs"]
@@ -119,7 +119,8 @@ fn common_patches_are_taken_or_refused_by_field() {
 #[test]
 fn each_file_has_a_test_of_its_effect() {
     let all: BTreeSet<String> = files().iter().map(|path| name(path)).collect();
-    let tested: BTreeSet<String> = requests::files().chain(looks::files()).map(str::to_owned).collect();
+    let tested: BTreeSet<String> =
+        requests::files().chain(observations::files()).map(str::to_owned).collect();
     assert_eq!(all, tested);
 }
 
@@ -135,10 +136,10 @@ fn patches_act_on_requests_at_an_envoy() {
 
 #[test]
 fn patches_act_on_connections_and_telemetry_at_the_sidecar() {
-    looks::check(&Scene::of(Side::Sidecar));
+    observations::check(&Scene::of(Side::Sidecar));
 }
 
 #[test]
 fn patches_act_on_connections_and_telemetry_at_an_envoy() {
-    looks::check(&Scene::of(Side::Envoy));
+    observations::check(&Scene::of(Side::Envoy));
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::scene::{Scene, Seen, Side};
+use crate::scene::{Observed, Scene, Side};
 
 /// A patch whose effect a request shows.
 struct Effect {
@@ -159,7 +159,7 @@ pub(crate) fn check(scene: &Scene) {
             let arguments = [&["-i", "--max-time", "5"], effect.arguments].concat();
             let answer = scene.mesh.call("front", &url, &arguments);
             let acts = |status| status == effect.status && answer.body.contains(effect.has);
-            Seen { acts: answer.status.map(acts), text: format!("{answer:?}") }
+            Observed { acts: answer.status.map(acts), text: format!("{answer:?}") }
         });
     }
     scene.assert_accepted();

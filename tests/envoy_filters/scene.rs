@@ -37,8 +37,8 @@ pub(crate) enum Side {
     Envoy,
 }
 
-/// What one look at the mesh shows.
-pub(crate) struct Seen {
+/// Result of one observation of the mesh.
+pub(crate) struct Observed {
     /// `None` if it is neither the effect of the patch nor what happens without it.
     pub(crate) acts: Option<bool>,
     pub(crate) text: String,
@@ -51,7 +51,7 @@ pub(crate) struct Scene {
     pub(crate) side: Side,
 }
 
-impl Seen {
+impl Observed {
     /// Compares what is there with the effect and with its absence.
     pub(crate) fn either(acts: bool, lacks: bool, text: impl Into<String>) -> Self {
         assert!(!acts || !lacks, "the effect and its absence cannot both be there");
@@ -79,7 +79,7 @@ impl Scene {
 
     /// Waits until the mesh shows the effect of a patch, and after its removal until it does not. Each of
     /// `changes` is a text of the file and its replacement.
-    pub(crate) fn compare(&self, file: &str, changes: &[(&str, &str)], look: impl Fn(&Self) -> Seen) {
+    pub(crate) fn compare(&self, file: &str, changes: &[(&str, &str)], observe: impl Fn(&Self) -> Observed) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/envoy_filters").join(file);
         let mut text = fs::read_to_string(path).unwrap();
         for (from, to) in changes {
@@ -90,7 +90,7 @@ impl Scene {
             // The patch before goes with this one.
             self.mesh.put(PATCH, text);
             eventually(&format!("{what}, {:?}", self.side), || {
-                let Seen { acts: seen, text } = look(self);
+                let Observed { acts: seen, text } = observe(self);
                 if seen == Some(acts) { Ok(()) } else { Err(format!("{seen:?}: {text}")) }
             });
         }
