@@ -1,6 +1,9 @@
 //! Cross-origin resource sharing: the decision of Envoy's CORS filter.
 
-use crate::{config::route::Cors, matching};
+use crate::{
+    config::{route::Cors, text::TextMatch},
+    matching,
+};
 use skysail_http::head::{RequestHead, ResponseHead};
 
 /// Headers to set in a response.
@@ -17,11 +20,13 @@ pub enum CorsDecision {
     Respond(ResponseHead),
 }
 
+/// Value of a list that allows all methods or headers, and origin that stands for all.
+const ALL: &str = "*";
+
 /// Returns whether a request is a preflight.
 pub fn is_preflight(head: &RequestHead) -> bool {
-    head.method() == "OPTIONS"
-        && head.header("origin").is_some_and(|origin| !origin.is_empty())
-        && head.has("access-control-request-method")
+    let is_filled = |name| head.header(name).is_some_and(|value| !value.is_empty());
+    head.method() == "OPTIONS" && is_filled("origin") && is_filled("access-control-request-method")
 }
 
 /// Decides on a request.
@@ -29,11 +34,13 @@ pub fn decide(cors: &Cors, head: &RequestHead) -> CorsDecision {
     let Some(origin) = head.header("origin").filter(|origin| !origin.is_empty()) else {
         return CorsDecision::Pass;
     };
-    let allowed = cors.origins.iter().any(|test| matching::text(test, origin));
-    match (is_preflight(head), allowed) {
-        (true, true) => CorsDecision::Respond(preflight_answer(cors, origin)),
-        (true, false) if !cors.forward_unmatched => CorsDecision::Respond(ResponseHead::build(200, &[])),
-        (false, true) => CorsDecision::AddFields(response_fields(cors, origin)),
+    let is_allowed = |test: &TextMatch| matching::text(test, ALL.as_bytes()) || matching::text(test, origin);
+    let origin = cors.origins.iter().any(is_allowed).then_some(origin);
+    match (is_preflight(head), origin) {
+        (true, origin) if origin.is_some() || !cors.forward_unmatched => {
+            CorsDecision::Respond(preflight_answer(cors, head, origin))
+        }
+        (false, Some(origin)) => CorsDecision::AddFields(response_fields(cors, origin)),
         _ => CorsDecision::Pass,
     }
 }
@@ -49,21 +56,32 @@ fn response_fields(cors: &Cors, origin: &[u8]) -> Fields {
     marks
 }
 
-fn preflight_answer(cors: &Cors, origin: &[u8]) -> ResponseHead {
+/// Returns the response to a preflight. An origin that is not allowed (`None`) is not in it.
+///
+/// Browsers do not accept `*` in responses to requests with credentials, so it is replaced by what was requested.
+fn preflight_answer(cors: &Cors, request: &RequestHead, origin: Option<&[u8]>) -> ResponseHead {
     let mut head = ResponseHead::build(200, &[]);
-    head.append("access-control-allow-origin", origin);
+    if let Some(origin) = origin {
+        head.append("access-control-allow-origin", origin);
+    }
     if cors.credentials {
         head.append("access-control-allow-credentials", b"true");
     }
-    let given = [
-        ("access-control-allow-methods", &cors.methods),
-        ("access-control-allow-headers", &cors.headers),
-        ("access-control-max-age", &cors.max_age),
-    ];
-    for (name, value) in given {
-        if let Some(value) = value {
-            head.append(name, value.as_bytes());
+    for (name, value, requested) in [
+        ("access-control-allow-methods", &cors.methods, "access-control-request-method"),
+        ("access-control-allow-headers", &cors.headers, "access-control-request-headers"),
+    ] {
+        match value.as_deref() {
+            Some(ALL) => head.append(name, request.header(requested).unwrap_or_default()),
+            Some(value) => head.append(name, value.as_bytes()),
+            None => {}
         }
+    }
+    if let Some(value) = &cors.max_age {
+        head.append("access-control-max-age", value.as_bytes());
+    }
+    if let Some(value) = cors.expose.as_ref().filter(|_| origin.is_some()) {
+        head.append("access-control-expose-headers", value.as_bytes());
     }
     head
 }
@@ -71,7 +89,6 @@ fn preflight_answer(cors: &Cors, origin: &[u8]) -> ResponseHead {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::text::TextMatch;
 
     fn cors(forward_unmatched: bool) -> Cors {
         Cors {
@@ -85,28 +102,57 @@ mod tests {
         }
     }
 
+    /// Returns the fields of the response to a request.
+    fn answered(cors: &Cors, fields: &[(&str, &str)]) -> Vec<String> {
+        let head = RequestHead::build("OPTIONS", "/", "h", fields);
+        let CorsDecision::Respond(answer) = decide(cors, &head) else { panic!("not answered") };
+        assert_eq!(answer.status(), 200);
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        answer.iter().map(|(name, value)| format!("{}: {}", text(name), text(value))).collect()
+    }
+
     #[test]
     fn preflights_are_answered() {
         let ask = [("origin", "https://a.example"), ("access-control-request-method", "POST")];
-        let head = RequestHead::build("OPTIONS", "/", "h", &ask);
-        let CorsDecision::Respond(answer) = decide(&cors(true), &head) else { panic!("not answered") };
-        let fields: Vec<_> = answer
-            .iter()
-            .map(|(name, value)| {
-                format!("{}: {}", String::from_utf8_lossy(name), String::from_utf8_lossy(value))
-            })
-            .collect();
-        assert_eq!(answer.status(), 200);
         assert_eq!(
-            fields,
+            answered(&cors(true), &ask),
             [
                 "access-control-allow-origin: https://a.example",
                 "access-control-allow-credentials: true",
                 "access-control-allow-methods: GET,POST",
                 "access-control-allow-headers: x-foo",
                 "access-control-max-age: 86400",
+                "access-control-expose-headers: x-bar",
             ]
         );
+        let stranger = [("origin", "https://b.example"), ask[1]];
+        let without_origin = answered(&cors(false), &stranger);
+        assert_eq!(without_origin.len(), 4, "{without_origin:?}");
+        assert!(!without_origin.iter().any(|field| field.contains("origin") || field.contains("expose")));
+    }
+
+    #[test]
+    fn what_is_requested_replaces_wildcards() {
+        let all = Cors {
+            origins: vec![TextMatch::Exact(ALL.as_bytes().into())],
+            methods: Some(ALL.into()),
+            headers: Some(ALL.into()),
+            expose: None,
+            max_age: None,
+            ..cors(false)
+        };
+        let ask = [("origin", "https://b.example"), ("access-control-request-method", "PUT")];
+        let expected = [
+            "access-control-allow-origin: https://b.example",
+            "access-control-allow-credentials: true",
+            "access-control-allow-methods: PUT",
+        ];
+        let with = |headers: &str| {
+            [&expected[..], &[&format!("access-control-allow-headers: {headers}")]].concat().join("\n")
+        };
+        assert_eq!(answered(&all, &ask).join("\n"), with(""));
+        let more = [ask[0], ask[1], ("access-control-request-headers", "x-one, x-two")];
+        assert_eq!(answered(&all, &more).join("\n"), with("x-one, x-two"));
     }
 
     #[test]
@@ -115,10 +161,6 @@ mod tests {
         let stranger = [("origin", "https://b.example"), ("access-control-request-method", "POST")];
         assert!(matches!(decide(&cors(true), &head("GET", &[])), CorsDecision::Pass));
         assert!(matches!(decide(&cors(true), &head("OPTIONS", &stranger)), CorsDecision::Pass));
-        assert!(matches!(
-            decide(&cors(false), &head("OPTIONS", &stranger)),
-            CorsDecision::Respond(answer) if answer.is_empty()
-        ));
         assert!(matches!(decide(&cors(true), &head("GET", &stranger)), CorsDecision::Pass));
         let friend = head("GET", &[("origin", "https://a.example")]);
         let CorsDecision::AddFields(marks) = decide(&cors(true), &friend) else { panic!("not marked") };
