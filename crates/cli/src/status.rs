@@ -96,6 +96,7 @@ struct ObjectPage {
     conditions: Vec<ConditionOfObject>,
     #[serde(default)]
     listeners: Vec<ListenerOfObject>,
+    attached_listener_sets: Option<usize>,
     addresses: Option<Vec<String>>,
     acknowledged: usize,
     sent: usize,
@@ -272,6 +273,9 @@ impl ObjectPage {
                 if supported_kinds.is_empty() { "none".to_owned() } else { supported_kinds.join(", ") };
             text +=
                 &format!("\n  listener {name}: {attached_routes} attached routes; kinds of routes: {kinds}");
+        }
+        if let Some(count) = self.attached_listener_sets {
+            text += &format!("\n  attached ListenerSets: {count}");
         }
         match self.addresses.as_deref() {
             None => {}

@@ -135,8 +135,13 @@ pub(crate) fn mesh_setting(path: &str) -> Option<Support> {
 
 /// Returns the line of a setting of proxies in the mesh configuration that validation reports.
 pub(crate) fn proxy_setting(name: &str) -> Option<&'static FieldRow> {
+    reported_mesh_setting(&format!("defaultConfig.{name}"))
+}
+
+/// Returns the line of a setting of the mesh configuration about which validation reports something.
+pub(crate) fn reported_mesh_setting(path: &str) -> Option<&'static FieldRow> {
     let mesh = KINDS.iter().find(|kind| kind.kind == Kind::ConfigMap)?;
-    let is_it = |field: &&FieldRow| field.path.strip_prefix("defaultConfig.") == Some(name);
+    let is_it = |field: &&FieldRow| field.path == path;
     mesh.fields.iter().filter(|field| field.is_reported() && field.value.is_none()).find(is_it)
 }
 

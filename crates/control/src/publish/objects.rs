@@ -100,7 +100,10 @@ pub(crate) struct ObjectStatus {
     /// Listeners of a Gateway or a ListenerSet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     listeners: Vec<ListenerState>,
-    /// Addresses at which clients outside of the cluster reach an Ingress or a Gateway.
+    /// Number of accepted ListenerSets of a Gateway of Gateway API.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attached_listener_sets: Option<usize>,
+    /// Addresses at which clients reach an Ingress or a Gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
     addresses: Option<Vec<String>>,
     /// Resources that the object affects and that proxies hold, at most [`MAX_RESOURCES`].
@@ -253,7 +256,8 @@ impl Publisher {
             };
             Some(ProxyDelivery { proxy, address, connection, state: delivery.as_str(), error })
         });
-        let ClusterStatus { conditions, listeners, addresses } = view.world.cluster_status(&key);
+        let ClusterStatus { conditions, listeners, attached_listener_sets, addresses } =
+            view.world.cluster_status(&key);
         Some(ObjectStatus {
             summary,
             fingerprint: fingerprints.get(&file).copied(),
@@ -262,6 +266,7 @@ impl Publisher {
             findings,
             conditions: conditions.into_iter().map(ConditionStatus::from).collect(),
             listeners: listeners.into_iter().map(ListenerState::from).collect(),
+            attached_listener_sets,
             addresses,
             resources_omitted: resources.len().saturating_sub(MAX_RESOURCES),
             deliveries: proxies.collect(),

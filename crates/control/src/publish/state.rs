@@ -168,7 +168,7 @@ impl State {
             }
         }
         for (view, entry) in &mut self.views {
-            entry.is_stale |= changes.affects_own(view);
+            entry.is_stale |= changes.may_affect_own_in(&entry.scope.namespace) && changes.affects_own(view);
             // Stale own resources are compiled as a whole, including the secrets.
             if !entry.is_stale && changes.affects_secrets(view) {
                 entry.stale_secrets.extend(changes.secrets.iter().cloned());

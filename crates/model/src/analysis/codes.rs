@@ -55,6 +55,9 @@ codes! {
     TooManyErrors "SKY0017" Error []
         "A text has more objects or errors than the limits allow. With too many objects none is read, with too many errors the rest."
         "Divide the file, or correct the first errors."
+    UnservedRoute "SKY0018" Error []
+        "No proxy serves routes of this kind, so their traffic reaches no backend."
+        "Remove the route, and use what the finding names."
 
     // Values of fields.
     MissingField "SKY0101" Error ["IST0106"]

@@ -18,6 +18,10 @@ pub struct Gateway {
     /// Namespace of the proxies that it selects; `None`: all. Set if it is made from a Gateway of Gateway API.
     #[serde(skip)]
     pub only_in: Option<String>,
+    /// Names of the Services, in that namespace, whose ports precede those of others that lead to the proxies. Set if the
+    /// Gateway of Gateway API from which it is made names Services as its addresses.
+    #[serde(skip)]
+    pub services: Vec<String>,
     /// Credential that the proxies present to servers with a BackendTLSPolicy. Set if the Gateway of Gateway API from
     /// which it is made has one.
     #[serde(skip)]
@@ -197,6 +201,12 @@ impl ServerTls {
         let of_pairs = self.tls_certificates.iter().map(|pair| &pair.ca_certificates);
         let all = std::iter::once(&self.ca_certificates).chain(of_pairs);
         all.map(String::as_str).find(|file| !file.is_empty()).unwrap_or_default()
+    }
+
+    /// Returns whether clients with an invalid certificate are accepted. With mutual TLS of the mesh, they never are.
+    pub(crate) fn accepts_untrusted(&self) -> bool {
+        self.insecure_skip_verify == Some(true)
+            && matches!(self.mode, ServerTlsMode::Mutual | ServerTlsMode::OptionalMutual)
     }
 
     /// Returns whether the revocation list of `caCrl` verifies clients: only together with roots in a file or a Secret.

@@ -8,7 +8,8 @@ use std::{collections::BTreeMap, net::IpAddr};
 use serde::{Deserialize, de::IgnoredAny};
 
 use super::{
-    destination_rule::{ConnectionPool, LocalityLb, OutlierDetection, TcpKeepalive, ZoneAwareLb},
+    destination_rule::{ClientTls, ConnectionPool, LocalityLb, OutlierDetection, TcpKeepalive, ZoneAwareLb},
+    entry_visibility::EntryVisibilityPolicies,
     extension_provider::ExtensionProvider,
     gateway::TlsVersion,
     mesh_networks::MeshNetworks,
@@ -114,6 +115,8 @@ pub struct MeshConfig {
     pub protocol_detection_timeout: Option<Duration>,
     /// Visibility of services that set none.
     pub default_service_export_to: Vec<String>,
+    /// Upper bounds of the visibility of ServiceEntries.
+    pub service_entry_visibility: EntryVisibilityPolicies,
     /// Visibility of VirtualServices that set none.
     pub default_virtual_service_export_to: Vec<String>,
     /// Visibility of DestinationRules that set none.
@@ -281,11 +284,13 @@ impl<'de> Deserialize<'de> for IgnoredValue {
 }
 
 /// Policy for traffic to unknown destinations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct OutboundTrafficPolicy {
     /// Mode.
     pub mode: OutboundMode,
+    /// TLS to unknown hosts of HTTP; only with [`OutboundMode::AllowAnyDynamicDns`].
+    pub tls: Option<ClientTls>,
     /// Treatment of requests for a host that the sidecar does not have and for which the control plane has not
     /// answered. Not a field of Istio, which ignores it.
     pub unanswered_hosts: UnansweredHosts,
@@ -403,6 +408,7 @@ impl Default for MeshConfig {
             default_traffic_policy: DefaultTrafficPolicy::default(),
             protocol_detection_timeout: None,
             default_service_export_to: Vec::new(),
+            service_entry_visibility: EntryVisibilityPolicies::default(),
             default_virtual_service_export_to: Vec::new(),
             default_destination_rule_export_to: Vec::new(),
             path_normalization: PathNormalization::default(),

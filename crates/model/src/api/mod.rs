@@ -5,6 +5,7 @@
 
 pub mod connection_settings;
 pub mod destination_rule;
+pub mod entry_visibility;
 pub mod envoy_filter;
 pub mod extension;
 pub mod extension_provider;
@@ -19,6 +20,7 @@ pub mod mesh_networks;
 pub mod namespace_selector;
 pub mod own_settings;
 pub mod proxy_config;
+pub mod proxy_tracing;
 pub mod rate_limit;
 pub mod secret;
 pub mod security;

@@ -9,11 +9,10 @@ use super::{
     Duration, Labels,
     connection_settings::{self, ConnectionSettings},
     destination_rule::WorkloadSelector,
-    extension_provider::Zipkin,
     mesh_config::{self, IgnoredValue},
     own_settings::{OwnSettings, StatsMatcher},
+    proxy_tracing::{ProxyTracing, TracingServiceName},
     selects,
-    telemetry::CustomTag,
 };
 
 /// `spec` of a ProxyConfig. It applies when a proxy starts.
@@ -153,7 +152,8 @@ impl StartSources {
 pub const ANNOTATION: &str = "proxy.istio.io/config";
 
 /// Settings of the annotation that the control plane applies.
-const EFFECTIVE: [&str; 4] = ["connectionSettings", "gatewayTopology", "proxyHeaders", "tracingServiceName"];
+const EFFECTIVE: [&str; 5] =
+    ["connectionSettings", "gatewayTopology", "proxyHeaders", "tracing", "tracingServiceName"];
 
 /// Settings of the annotation that the program which starts the proxy reads and checks.
 const STARTING: [&str; 8] = [
@@ -203,81 +203,9 @@ pub struct ProxySettings {
     pub proxy_stats_matcher: Option<StatsMatcher>,
     /// Runtime keys and their values.
     pub runtime_values: BTreeMap<String, String>,
-    /// Traces without a Telemetry. Those of the mesh configuration alone have an effect.
-    pub tracing: ProxyTracing,
+    /// Traces without a Telemetry, and defaults with one.
+    pub tracing: Option<ProxyTracing>,
 }
-
-/// Traces of proxies to which no Telemetry applies, and defaults of those to which one does. Source:
-/// `istio.mesh.v1alpha1.Tracing`.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub struct ProxyTracing {
-    /// Collector of Zipkin.
-    pub zipkin: Option<ZipkinAddress>,
-    /// Share of sampled requests in percent; 0: the default.
-    pub sampling: f64,
-    /// Tags.
-    pub custom_tags: BTreeMap<String, CustomTag>,
-    /// Maximum length of the path tag in bytes; 0: the default of the proxy.
-    pub max_path_tag_length: u32,
-    /// Whether spans have Istio's tags without a Telemetry; on by default.
-    pub enable_istio_tags: Option<bool>,
-}
-
-/// Name of a proxy in traces, which is also the cluster of its node. Source:
-/// `istio.mesh.v1alpha1.ProxyConfig.TracingServiceName`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
-#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
-pub enum TracingServiceName {
-    /// The label `app` or `app.kubernetes.io/name`, or the canonical service, with the namespace.
-    #[default]
-    AppLabelAndNamespace,
-    /// The canonical service.
-    CanonicalNameOnly,
-    /// The canonical service with the namespace.
-    CanonicalNameAndNamespace,
-}
-
-impl TracingServiceName {
-    /// Returns the name. `canonical` is the canonical service, which is the workload if no label names one.
-    pub fn of(self, labels: &Labels, canonical: &str, namespace: &str) -> String {
-        match self {
-            Self::AppLabelAndNamespace => {
-                let app = labels.get("app").or_else(|| labels.get("app.kubernetes.io/name"));
-                format!("{}.{namespace}", app.map_or(canonical, String::as_str))
-            }
-            Self::CanonicalNameOnly => canonical.to_owned(),
-            Self::CanonicalNameAndNamespace => format!("{canonical}.{namespace}"),
-        }
-    }
-}
-
-/// Address of a collector of Zipkin.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct ZipkinAddress {
-    /// `HOST:PORT`.
-    pub address: String,
-}
-
-impl ZipkinAddress {
-    /// Returns the collectors that the address may mean, as providers; none if it is not `HOST:PORT`. As the search
-    /// domains of a pod do, `NAME.NAMESPACE` stands for a service of Kubernetes before it is a host of its own.
-    pub fn providers(&self) -> Vec<Zipkin> {
-        let Some((host, port)) = self.address.rsplit_once(':').filter(|(host, _)| !host.is_empty()) else {
-            return Vec::new();
-        };
-        let Ok(port) = port.parse::<u16>() else { return Vec::new() };
-        let short = host.strip_suffix(".svc").unwrap_or(host);
-        let is_short = short.matches('.').count() == 1 && !short.contains('/');
-        let full = is_short.then(|| format!("{short}.svc.{CLUSTER_DOMAIN}"));
-        let of = |service| Zipkin { service, port: port.into(), ..Zipkin::default() };
-        full.into_iter().chain([host.to_owned()]).map(of).collect()
-    }
-}
-
-/// Domain of the names of services.
-const CLUSTER_DOMAIN: &str = "cluster.local";
 
 /// The settings of a proxy that affect what the control plane sends.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
@@ -289,6 +217,8 @@ pub struct HttpSettings {
     pub gateway_topology: GatewayTopology,
     /// Connections that the proxy accepts; `None`: those of the mesh configuration.
     pub connection_settings: Option<ConnectionSettings>,
+    /// Traces; `None`: those of the mesh configuration.
+    pub tracing: Option<ProxyTracing>,
     /// Name of the proxy in traces; `None`: that of the mesh configuration.
     pub tracing_service_name: Option<TracingServiceName>,
 }
@@ -467,6 +397,7 @@ impl ProxySettings {
             proxy_headers: self.proxy_headers.clone(),
             gateway_topology: self.gateway_topology.clone(),
             connection_settings: self.connection_settings.clone(),
+            tracing: self.tracing.clone(),
             tracing_service_name: self.tracing_service_name,
         }
     }
@@ -484,6 +415,8 @@ impl HttpSettings {
                 .as_ref()
                 .or(self.connection_settings.as_ref())
                 .cloned(),
+            // As in Istio, the setting is replaced as a whole.
+            tracing: over.tracing.as_ref().or(self.tracing.as_ref()).cloned(),
             tracing_service_name: over.tracing_service_name.or(self.tracing_service_name),
         }
     }
@@ -501,6 +434,7 @@ impl HttpSettings {
     /// Removes texts that are too long or that no header may have, and numbers that a proxy would refuse.
     pub(crate) fn remove_bad_values(&mut self) {
         self.connection_settings.iter_mut().for_each(|settings| drop(settings.remove_bad()));
+        self.tracing.iter_mut().for_each(|tracing| drop(tracing.remove_bad_tags()));
         let value = &mut self.proxy_headers.server.value;
         if !is_header_value(value) {
             value.clear();
@@ -604,24 +538,6 @@ mod tests {
         assert!(!both.proxy_headers.request_id.is_off());
         assert!(both.shared().forwards_host);
         assert_eq!(mesh.overlaid(&HttpSettings::default()), mesh);
-    }
-
-    #[test]
-    fn collectors_are_found_by_their_short_names() {
-        let services = |address: &str| -> Vec<String> {
-            let providers = ZipkinAddress { address: address.to_owned() }.providers();
-            providers.into_iter().map(|of| format!("{}:{}", of.service, of.port)).collect()
-        };
-        let full = "zipkin.istio-system.svc.cluster.local:9411";
-        for address in ["zipkin.istio-system:9411", "zipkin.istio-system.svc:9411"] {
-            assert_eq!(services(address), [full, address]);
-        }
-        for literal in [full, "spans.example.com:80", "shop/example.com:80", "zipkin:9411"] {
-            assert_eq!(services(literal), [literal]);
-        }
-        for bad in ["zipkin", ":1", "a:b"] {
-            assert_eq!(services(bad), [""; 0], "{bad}");
-        }
     }
 
     #[test]

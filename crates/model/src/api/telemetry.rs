@@ -85,7 +85,7 @@ pub struct Tracing {
 }
 
 /// Tag of a span; one field is set.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 pub struct CustomTag {
     /// Fixed text.
@@ -98,8 +98,33 @@ pub struct CustomTag {
     pub formatter: Option<Literal>,
 }
 
+impl CustomTag {
+    /// Returns whether the tag has exactly one value, and the names in it are valid.
+    pub(crate) fn is_valid(&self) -> bool {
+        let kinds = [
+            self.literal.is_some(),
+            self.environment.is_some(),
+            self.header.is_some(),
+            self.formatter.is_some(),
+        ];
+        let is_filled = |of: &Option<NamedTag>| of.as_ref().is_none_or(|of| !of.name.is_empty());
+        let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+        kinds.iter().filter(|is_set| **is_set).count() == 1
+            && is_filled(&self.environment)
+            && is_filled(&self.header)
+            && self.header.as_ref().is_none_or(|of| of.name.bytes().all(is_token))
+    }
+
+    /// Returns the size of the texts in bytes.
+    pub(crate) fn size(&self) -> usize {
+        let literals = [&self.literal, &self.formatter].into_iter().flatten().map(|of| of.value.len());
+        let named = [&self.environment, &self.header].into_iter().flatten();
+        literals.sum::<usize>() + named.map(|of| of.name.len() + of.default_value.len()).sum::<usize>()
+    }
+}
+
 /// `{value: text}`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default)]
 pub struct Literal {
     /// Text.
@@ -107,7 +132,7 @@ pub struct Literal {
 }
 
 /// Variable or header.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct NamedTag {
     /// Name.

@@ -70,10 +70,10 @@ pub(super) fn special(scope: &Scope<'_>, view: &ProxyView) -> Vec<cluster::Clust
     let mesh = scope.world.mesh();
     let mut inbound = original_dst(INBOUND_PASSTHROUGH);
     inbound.alt_stat_name = format!("{PASSTHROUGH};");
-    inbound.typed_extension_protocol_options = protocol::passthrough_options(scope.headers);
+    inbound.typed_extension_protocol_options = protocol::passthrough_options(scope.headers, None);
     inbound.upstream_bind_config = Some(inbound_source(view));
     let mut outbound = original_dst(PASSTHROUGH);
-    outbound.typed_extension_protocol_options = protocol::passthrough_options(scope.headers);
+    outbound.typed_extension_protocol_options = protocol::passthrough_options(scope.headers, None);
     outbound.filters = filters::of_cluster(view.plain_envoy);
     for made in [&mut inbound, &mut outbound] {
         pool::apply(made, mesh, mesh.default_traffic_policy.connection_pool.as_ref());
@@ -83,8 +83,16 @@ pub(super) fn special(scope: &Scope<'_>, view: &ProxyView) -> Vec<cluster::Clust
 
 /// Returns the cluster for unknown hosts of HTTP, whose addresses the proxy resolves.
 pub(super) fn dynamic_dns(scope: &Scope<'_>, view: &ProxyView) -> cluster::Cluster {
+    let mesh = scope.world.mesh();
+    let tls = mesh.outbound_traffic_policy.tls.as_ref().filter(|tls| tls.mode != ClientTlsMode::Disable);
+    let names = tls.map(|tls| core::UpstreamHttpProtocolOptions {
+        auto_sni: tls.sni.is_empty(),
+        auto_san_validation: tls.insecure_skip_verify != Some(true),
+        ..Default::default()
+    });
+    let is_safe = names.as_ref().is_some_and(|names| names.auto_sni && names.auto_san_validation);
     let config = dynamic_forward_proxy::v3::ClusterConfig {
-        allow_insecure_cluster_options: true,
+        allow_insecure_cluster_options: !is_safe,
         cluster_implementation_specifier: Some(
             dynamic_forward_proxy::v3::cluster_config::ClusterImplementationSpecifier::DnsCacheConfig(
                 dns_cache(view),
@@ -99,11 +107,12 @@ pub(super) fn dynamic_dns(scope: &Scope<'_>, view: &ProxyView) -> cluster::Clust
                 typed_config: Some(pack(&config)),
             },
         )),
-        typed_extension_protocol_options: protocol::passthrough_options(scope.headers),
+        typed_extension_protocol_options: protocol::passthrough_options(scope.headers, names),
         filters: filters::of_cluster(view.plain_envoy),
+        transport_socket: tls.map(|tls| tls::client(mesh, tls, None, tls::UpstreamProtocol::Other)),
         ..original_dst(DYNAMIC_DNS)
     };
-    pool::apply(&mut made, scope.world.mesh(), None);
+    pool::apply(&mut made, mesh, None);
     made
 }
 
@@ -238,9 +247,12 @@ fn outbound_cluster(
     let simple = balancer.and_then(|balancer| balancer.simple);
     let entry_host = service.spec.entry_host.as_deref();
     let resolution = entry_host.map_or(Resolution::Static, |entry_host| entry_host.resolution);
+    // As in istiod: connections to a gateway have its own address as their destination.
+    let is_passed_through =
+        (service.spec.headless || resolution == Resolution::None) && scope.role != Role::Router;
     let is_original_destination =
-        service.spec.headless || matches!(resolution, Resolution::None | Resolution::DynamicDns);
-    let mut made = if is_original_destination || simple == Some(SimpleLb::Passthrough) {
+        is_passed_through || resolution == Resolution::DynamicDns || simple == Some(SimpleLb::Passthrough);
+    let mut made = if is_original_destination {
         original_dst(&full_name)
     } else if resolution.is_dns() && !endpoints::are_resolved(scope, service) {
         dns(scope, &full_name, resolution)

@@ -89,9 +89,13 @@ fn explicit(config: ProtocolConfig) -> UpstreamProtocolOptions {
     UpstreamProtocolOptions::ExplicitHttpConfig(ExplicitHttpConfig { protocol_config: Some(config) })
 }
 
-/// Returns the options of clusters for unknown destinations.
-pub(super) fn passthrough_options(headers: SharedHeaders) -> HashMap<String, Any> {
+/// Returns the options of clusters for unknown destinations. `names` sets the names of TLS by the authority of requests.
+pub(super) fn passthrough_options(
+    headers: SharedHeaders,
+    names: Option<core::UpstreamHttpProtocolOptions>,
+) -> HashMap<String, Any> {
     http_options(HttpProtocolOptions {
+        upstream_http_protocol_options: names,
         common_http_protocol_options: Some(core::HttpProtocolOptions {
             idle_timeout: Some(seconds(PASSTHROUGH_IDLE_SECONDS)),
             ..Default::default()

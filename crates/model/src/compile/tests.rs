@@ -214,6 +214,32 @@ fn headless_services_have_a_listener_per_pod() {
 }
 
 #[test]
+fn gateways_discover_the_endpoints_of_headless_services() {
+    let entries = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: passed, namespace: shop}
+spec: {hosts: [passed.example], resolution: NONE, ports: [{number: 80, name: http, protocol: HTTP}]}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: dynamic, namespace: shop}
+spec: {hosts: ['*.dynamic.example'], resolution: DYNAMIC_DNS, ports: [{number: 80, name: http, protocol: HTTP}]}
+";
+    let (made, _) = compile(&world(entries), &ProxyView { role: crate::Role::Router, ..view() });
+    let name = "outbound|3307||db-headless.shop.svc.cluster.local";
+    let cluster: cluster::Cluster = get(&made, Kind::Cluster, name);
+    assert!(cluster.eds_cluster_config.is_some());
+    assert_eq!(cluster.transport_socket_matches.len(), 2);
+    let assignment: endpoint::ClusterLoadAssignment = get(&made, Kind::Endpoint, name);
+    assert_eq!(assignment.endpoints[0].lb_endpoints.len(), 1);
+    let cluster: cluster::Cluster = get(&made, Kind::Cluster, "outbound|80||passed.example");
+    assert!(cluster.eds_cluster_config.is_some());
+    let cluster: cluster::Cluster = get(&made, Kind::Cluster, "outbound|80||*.dynamic.example");
+    assert!(cluster.eds_cluster_config.is_none());
+}
+
+#[test]
 fn registry_only_refuses_unknown_destinations() {
     let more = r"
 apiVersion: v1

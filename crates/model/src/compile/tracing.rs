@@ -23,7 +23,9 @@ use crate::{
         extension_provider::{
             Datadog, OpenTelemetry, ProviderHeader, SkyWalking, TraceContextOption, Zipkin,
         },
-        kube, telemetry,
+        kube,
+        proxy_tracing::{ProxyTracing, SampledShare},
+        telemetry,
     },
 };
 
@@ -86,8 +88,11 @@ fn is_tracer(world: &World, name: &str) -> bool {
 /// Returns the traces of a connection manager; `None` if there are none. Without settings, the proxy's own
 /// configuration names the collector.
 pub(super) fn compile(world: &World, view: &ProxyView, spans: Option<&Spans<'_>>) -> Option<Tracing> {
-    let own = &world.mesh().default_config.tracing;
-    let sampling = if own.sampling > 0.0 && own.sampling <= 100.0 { own.sampling } else { SAMPLING };
+    let default = ProxyTracing::default();
+    let of_mesh = world.mesh().default_config.tracing.as_ref();
+    let own = view.settings.tracing.as_ref().or(of_mesh).unwrap_or(&default);
+    let SampledShare(share) = own.sampling;
+    let sampling = if share > 0.0 && share <= 100.0 { share } else { SAMPLING };
     let Some(spans) = spans else {
         let has_istio_tags = own.enable_istio_tags != Some(false);
         let mut tags = if has_istio_tags { istio_tags(world, view) } else { Vec::new() };

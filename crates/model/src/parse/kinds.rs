@@ -43,9 +43,12 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("skysail.io", &["v1alpha1"]),
 ];
 
+/// Kind of routes that no proxy serves.
+const UDP_ROUTE: &str = "UDPRoute";
+
 /// Kinds that change the behaviour of a mesh and are not supported yet.
 const UNSUPPORTED: &[(&str, &[&str])] = &[
-    ("gateway.networking.k8s.io", &["UDPRoute"]),
+    ("gateway.networking.k8s.io", &[UDP_ROUTE]),
     ("gateway.networking.x-k8s.io", &["XBackend", "XBackendTrafficPolicy", "XListenerSet", "XMesh"]),
     ("", &["Endpoints"]),
 ];
@@ -115,7 +118,10 @@ fn of_group(group: &str, versions: &[&str], version: &str, kind: &str) -> Docume
         }
         if of(UNSUPPORTED, group).contains(&kind) {
             let (effect, remedy) = consequence(kind);
-            return warning(format!("{kind} is not supported yet: {effect}"), remedy);
+            let message = format!("{kind} is not supported yet: {effect}");
+            // A route is written for its traffic; without it, what the user asks for is missing as a whole.
+            let code = if kind == UDP_ROUTE { Code::UnservedRoute } else { Code::UnsupportedKind };
+            return DocumentKind::Other { code, message, remedy: remedy.to_owned(), meant: None };
         }
         if let Some((message, remedy)) = not_enforced(kind) {
             return warning(message.to_owned(), remedy);
@@ -253,7 +259,7 @@ fn api_version(group: &str) -> String {
 /// Returns the consequence of a kind that has no effect, and the remedy.
 fn consequence(kind: &str) -> (&'static str, &'static str) {
     match kind {
-        "UDPRoute" => (
+        UDP_ROUTE => (
             "the mesh does not intercept UDP, and no gateway listens for it",
             "send the datagrams to the Service itself",
         ),
@@ -387,7 +393,7 @@ mod tests {
             (
                 "gateway.networking.k8s.io/v1",
                 "UDPRoute",
-                "warning: UDPRoute is not supported yet: the mesh does not intercept UDP, and no gateway listens for it; send the datagrams to the Service itself",
+                "error: UDPRoute is not supported yet: the mesh does not intercept UDP, and no gateway listens for it; send the datagrams to the Service itself",
             ),
         ] {
             assert_eq!(describe(version, kind), expected);

@@ -1,7 +1,8 @@
 //! Validation of DestinationRules.
 
 use super::{
-    Code, Finding, Findings, export_to, host, is_label_text, locality, percent, port, positive, secret_name,
+    Code, Finding, Findings, export_to, host, is_label_text, locality, milliseconds, percent, port,
+    secret_name,
 };
 use crate::api::{
     DestinationRule, TrafficPolicy,
@@ -226,8 +227,8 @@ pub(super) fn connection_pool(pool: &ConnectionPool, field: &str, findings: &mut
     if let Some(tcp) = &pool.tcp {
         let field = format!("{field}.tcp");
         not_negative(tcp.max_connections, &format!("{field}.maxConnections"), findings);
-        positive(tcp.connect_timeout, &format!("{field}.connectTimeout"), findings);
-        positive(tcp.max_connection_duration, &format!("{field}.maxConnectionDuration"), findings);
+        milliseconds(tcp.connect_timeout, &format!("{field}.connectTimeout"), findings);
+        milliseconds(tcp.max_connection_duration, &format!("{field}.maxConnectionDuration"), findings);
     }
     if let Some(http) = &pool.http {
         let field = format!("{field}.http");
@@ -240,7 +241,7 @@ pub(super) fn connection_pool(pool: &ConnectionPool, field: &str, findings: &mut
         ] {
             not_negative(value, &format!("{field}.{name}"), findings);
         }
-        positive(http.idle_timeout, &format!("{field}.idleTimeout"), findings);
+        milliseconds(http.idle_timeout, &format!("{field}.idleTimeout"), findings);
         if http.use_client_protocol && http.h2_upgrade_policy.is_some() {
             findings.add(
                 Code::ExclusiveFields,
@@ -262,8 +263,8 @@ pub(super) fn outlier_detection(outliers: &OutlierDetection, field: &str, findin
             remedy,
         );
     }
-    positive(outliers.interval, &format!("{field}.interval"), findings);
-    positive(outliers.base_ejection_time, &format!("{field}.baseEjectionTime"), findings);
+    milliseconds(outliers.interval, &format!("{field}.interval"), findings);
+    milliseconds(outliers.base_ejection_time, &format!("{field}.baseEjectionTime"), findings);
     percent(f64::from(outliers.max_ejection_percent), &format!("{field}.maxEjectionPercent"), findings);
     percent(f64::from(outliers.min_health_percent), &format!("{field}.minHealthPercent"), findings);
     for (index, code) in outliers.outlier_detection_http_error_codes.iter().enumerate() {
@@ -271,6 +272,19 @@ pub(super) fn outlier_detection(outliers: &OutlierDetection, field: &str, findin
             let field = format!("{field}.outlierDetectionHttpErrorCodes[{index}]");
             findings.add(Code::InvalidStatus, field, format!("{code} is not a status"), "use 100 to 599");
         }
+    }
+}
+
+/// Checks TLS to unknown hosts of HTTP.
+pub(super) fn unknown_hosts_tls(tls: &ClientTls, field: &str, findings: &mut Findings) {
+    client_tls(tls, field, findings);
+    if tls.mode == ClientTlsMode::IstioMutual {
+        let message = "is not supported: the identities of unknown hosts are not known";
+        findings.add(Code::Unsupported, format!("{field}.mode"), message, "use SIMPLE or MUTUAL");
+    }
+    if !tls.credential_name.is_empty() {
+        let message = "is not supported: sidecars read no Secrets for all workloads";
+        findings.add(Code::Unsupported, format!("{field}.credentialName"), message, "use files");
     }
 }
 

@@ -3,9 +3,12 @@
 use std::collections::BTreeSet;
 
 use super::{Code, Findings, formats, header_name, is_known_status, positive};
-use crate::api::{
-    MeshConfig,
-    extension_provider::{ExtensionProvider, LogFormat, ProviderHeader, RateLimitService},
+use crate::{
+    api::{
+        MeshConfig,
+        extension_provider::{ExtensionProvider, LogFormat, ProviderHeader, RateLimitService},
+    },
+    fields::{self, FieldRow},
 };
 
 /// Maximum length of a provider's name. Source: Istio.
@@ -103,8 +106,10 @@ fn check_provider(provider: &ExtensionProvider, field: &str, findings: &mut Find
             (detectors.is_some_and(|of| of.dynatrace.is_some()), "resourceDetectors.dynatrace"),
         ];
         for (_, name) in unsupported.iter().filter(|(is_set, _)| *is_set) {
-            let message = "is not supported and has no effect";
-            findings.add(Code::UnsupportedSetting, format!("{field}.opentelemetry.{name}"), message, "");
+            let row = fields::reported_mesh_setting(&format!("extensionProviders.opentelemetry.{name}"));
+            let (effect, remedy) = row.map_or(("it has no effect", ""), FieldRow::effect);
+            let message = format!("is not supported: {effect}");
+            findings.add(Code::UnsupportedSetting, format!("{field}.opentelemetry.{name}"), message, remedy);
         }
         let http = of.http.iter().flat_map(|http| &http.headers);
         let grpc = of.grpc.iter().flat_map(|grpc| &grpc.initial_metadata);

@@ -170,12 +170,8 @@ fn check_tls(server: &Server, field: &str, findings: &mut Findings) {
     }
     if tls.https_redirect {
         let remedy = "set it in the server of the plain HTTP port";
-        findings.add(
-            Code::FieldNotAllowed,
-            format!("{field}.httpsRedirect"),
-            "is only allowed for plain HTTP",
-            remedy,
-        );
+        let message = "has no effect for a protocol with TLS";
+        findings.add(Code::NoEffect, format!("{field}.httpsRedirect"), message, remedy);
     }
     check_credentials(tls, &field, findings);
     check_parameters(tls, &field, findings);
@@ -276,15 +272,10 @@ fn check_parameters(tls: &ServerTls, field: &str, findings: &mut Findings) {
             findings.add(Code::InvalidValue, field, message, "write 64 hexadecimal digits");
         }
     }
-    if tls.insecure_skip_verify == Some(true) && tls.mode != ServerTlsMode::IstioMutual {
-        // An error: if the field were ignored, clients would be refused; if it applied, any client would be accepted.
-        let remedy = "use mode OPTIONAL_MUTUAL or SIMPLE";
-        findings.add(
-            Code::Unsupported,
-            format!("{field}.insecureSkipVerify"),
-            "is not supported yet",
-            remedy,
-        );
+    if tls.insecure_skip_verify == Some(true) && !tls.accepts_untrusted() {
+        let (field, remedy) =
+            (format!("{field}.insecureSkipVerify"), "remove it, or use mode MUTUAL or OPTIONAL_MUTUAL");
+        findings.add(Code::NoEffect, field, "has no effect with this mode", remedy);
     }
     if !tls.ca_crl.is_empty() && !tls.has_list() {
         // Without the list, revoked certificates would be accepted.
@@ -379,7 +370,7 @@ mod tests {
         );
         same(
             of("HTTPS", r#"{"mode": "SIMPLE", "credentialName": "a", "httpsRedirect": true}"#),
-            &["error [0].tls.httpsRedirect: is only allowed for plain HTTP"],
+            &["warning [0].tls.httpsRedirect: has no effect for a protocol with TLS"],
         );
         same(
             of("TLS", r#"{"mode": "ISTIO_MUTUAL", "credentialName": "a"}"#),

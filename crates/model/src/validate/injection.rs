@@ -9,6 +9,7 @@ use crate::{
         Kind, Labels, Meta,
         manifest::PodSpec,
         proxy_config::{self, ProxySettings},
+        proxy_tracing::ProxyTracing,
     },
     fields::{self, FieldRow},
     spelling::nearest,
@@ -242,16 +243,31 @@ fn settings(text: &str, field: &str, findings: &mut Findings) {
         Ok((settings, others)) => {
             for name in others {
                 let known = fields::proxy_setting(&name).map(FieldRow::effect);
-                let (effect, remedy) = match known {
-                    Some(effect) => effect,
-                    None if name == "tracing" => (
-                        "it has no effect in the annotation",
-                        "set it in the mesh configuration, or use a Telemetry",
-                    ),
-                    None => ("it has no effect", ""),
-                };
+                let (effect, remedy) = known.unwrap_or(("it has no effect", ""));
                 let message = format!("setting {name} is not supported: {effect}");
                 findings.add(Code::UnsupportedField, field, message, remedy);
+            }
+            for name in settings.tracing.clone().iter_mut().flat_map(ProxyTracing::remove_bad_tags) {
+                let message = format!(
+                    "tracing.customTags.{name} is not valid, or above 64 tags or 8 KiB, and has no effect"
+                );
+                findings.add(Code::NoEffect, field, message, "set one kind of value with a valid name");
+            }
+            if let Some(tracing) = &settings.tracing {
+                let share = tracing.sampling.0;
+                if !(0.0..=100.0).contains(&share) {
+                    let message = format!("tracing.sampling {share} is not a percentage and has no effect");
+                    findings.add(Code::NoEffect, field, message, "percentages go from 0 to 100");
+                }
+                if tracing.zipkin.is_some() {
+                    let remedy = "set it in the mesh configuration, or use an extension provider";
+                    findings.add(
+                        Code::UnsupportedField,
+                        field,
+                        "setting tracing.zipkin has no effect in the annotation",
+                        remedy,
+                    );
+                }
             }
             for (name, least) in bad_numbers(&settings) {
                 let message = format!("connectionSettings.{name} is below {least} and has no effect");

@@ -67,7 +67,7 @@ pub(crate) use crate::analysis::Code;
 use crate::{
     api::{
         Duration, MeshConfig, StringMatch,
-        mesh_config::{DefaultTrafficPolicy, LogEncoding},
+        mesh_config::{DefaultTrafficPolicy, LogEncoding, OutboundMode},
     },
     diagnostic::Severity,
 };
@@ -171,6 +171,14 @@ pub(crate) fn mesh_config(mesh: &MeshConfig) -> Vec<Finding> {
         let field = "defaultTrafficPolicy.outlierDetection";
         destination_rule::outlier_detection(outliers, field, &mut findings);
     }
+    if let Some(tls) = &mesh.outbound_traffic_policy.tls {
+        let field = "outboundTrafficPolicy.tls";
+        destination_rule::unknown_hosts_tls(tls, field, &mut findings);
+        if mesh.outbound_traffic_policy.mode != OutboundMode::AllowAnyDynamicDns {
+            let remedy = "use mode ALLOW_ANY_DYNAMIC_DNS, or remove it";
+            findings.add(Code::NoEffect, field, "has no effect with this mode", remedy);
+        }
+    }
     extension_provider::check(mesh, &mut findings);
     mesh_log_format(mesh, &mut findings);
     proxy_config::default_config(&mesh.default_config, &mut findings);
@@ -217,12 +225,18 @@ fn percent(value: f64, field: &str, findings: &mut Findings) {
 /// Checks a duration that must not be zero; Istio's minimum is one millisecond.
 fn positive(duration: Option<Duration>, field: &str, findings: &mut Findings) {
     if duration.is_some_and(|duration| duration.0.as_millis() == 0) {
-        findings.add(
-            Code::InvalidDuration,
-            field,
-            "must be at least 1ms",
-            "set a longer duration, or remove the field to use the default",
-        );
+        let remedy = "set a longer duration, or remove the field to use the default";
+        findings.add(Code::InvalidDuration, field, "must be at least 1ms", remedy);
+    }
+}
+
+/// Checks a duration that Istio restricts to whole milliseconds.
+fn milliseconds(duration: Option<Duration>, field: &str, findings: &mut Findings) {
+    positive(duration, field, findings);
+    let has_part = |duration: Duration| !duration.0.subsec_nanos().is_multiple_of(1_000_000);
+    if duration.is_some_and(|duration| duration.0.as_millis() > 0 && has_part(duration)) {
+        let remedy = "set whole milliseconds, as Istio requires";
+        findings.add(Code::InvalidDuration, field, "has a part of a millisecond", remedy);
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) fn default_config(settings: &ProxySettings, findings: &mut Findings) 
         let field = format!("defaultConfig.connectionSettings.{name}");
         findings.add(Code::OutOfRange, field, format!("is below {least}"), format!("use {least} or more"));
     }
-    let tracing = &settings.tracing;
+    let Some(tracing) = &settings.tracing else { return };
     if tracing.zipkin.as_ref().is_some_and(|zipkin| zipkin.providers().is_empty()) {
         let message = "is not HOST:PORT, so no spans are reported";
         findings.add(
@@ -43,7 +43,7 @@ pub(super) fn default_config(settings: &ProxySettings, findings: &mut Findings) 
             "write the host and the port of a service, such as zipkin.istio-system:9411",
         );
     }
-    percent(tracing.sampling, "defaultConfig.tracing.sampling", findings);
+    percent(tracing.sampling.0, "defaultConfig.tracing.sampling", findings);
 }
 
 /// Returns the fields of `connectionSettings` whose numbers a proxy would refuse, and the least value of each.

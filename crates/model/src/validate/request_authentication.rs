@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Code, Finding, Findings, header_name, positive, security};
+use super::{Code, Finding, Findings, header_name, milliseconds, security};
 use crate::{
     api::{RequestAuthentication, security::JwtRule},
     world::is_url,
@@ -118,7 +118,7 @@ fn jwt_rule(rule: &JwtRule, field: &str, findings: &mut Findings) {
             findings.add(Code::EmptyField, format!("{field}.claim"), "is empty", "set the name of a claim");
         }
     }
-    positive(rule.timeout, &format!("{field}.timeout"), findings);
+    milliseconds(rule.timeout, &format!("{field}.timeout"), findings);
 }
 
 #[cfg(test)]

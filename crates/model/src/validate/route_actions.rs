@@ -3,7 +3,7 @@
 
 use skysail_core::{names::GRPC_STATUS, re2};
 
-use super::{Code, Findings, formats, header_name, percent, port, positive, regex};
+use super::{Code, Findings, formats, header_name, milliseconds, percent, port, regex};
 use crate::api::{
     Duration,
     virtual_service::{HeaderOps, Headers, HttpFault, HttpRedirect, HttpRetry, HttpRewrite, IstioHttpRoute},
@@ -159,8 +159,8 @@ pub(super) fn retries(retry: &HttpRetry, field: &str, findings: &mut Findings) {
             "set attempts, or remove the other settings to disable retries",
         );
     }
-    positive(retry.per_try_timeout, &format!("{field}.perTryTimeout"), findings);
-    positive(retry.backoff, &format!("{field}.backoff"), findings);
+    milliseconds(retry.per_try_timeout, &format!("{field}.perTryTimeout"), findings);
+    milliseconds(retry.backoff, &format!("{field}.backoff"), findings);
     for condition in retry.retry_on.split(',').map(str::trim).filter(|condition| !condition.is_empty()) {
         let code = condition.parse::<u32>().is_ok_and(|code| (100..600).contains(&code));
         if !code && !RETRY_ON.contains(&condition) {
@@ -210,7 +210,7 @@ pub(super) fn http_fault(fault: &HttpFault, field: &str, findings: &mut Findings
                 "set a duration, such as 5s",
             );
         }
-        positive(delay.fixed_delay, &format!("{field}.fixedDelay"), findings);
+        milliseconds(delay.fixed_delay, &format!("{field}.fixedDelay"), findings);
         if let Some(share) = &delay.percentage {
             percent(share.value, &format!("{field}.percentage.value"), findings);
         }

@@ -145,9 +145,11 @@ fn hosts(listener: &EgressListener, field: &str, findings: &mut Findings) {
         let is_name = |name: &str| {
             name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
         };
-        if namespace.is_empty() || !matches!(namespace, "*" | "." | "~") && !is_name(namespace) {
+        let of = namespace.strip_prefix('~').unwrap_or(namespace);
+        if namespace.is_empty() || !matches!(of, "*" | ".") && !is_name(of) {
             let message = format!("{namespace:?} is not a namespace");
-            findings.add(Code::InvalidName, field.clone(), message, "write a namespace, '*', '.' or '~'");
+            let remedy = "write a namespace, '*' or '.'; with '~' before it, the entry excludes its hosts";
+            findings.add(Code::InvalidName, field.clone(), message, remedy);
         }
         host(dns, &field, findings);
     }

@@ -1,7 +1,7 @@
 //! Validation of VirtualServices.
 
 use super::{
-    Code, Finding, Findings, export_to, header_name, host, percent, port, positive,
+    Code, Finding, Findings, export_to, header_name, host, milliseconds, percent, port,
     route_actions::{headers, http_fault, http_redirect, http_rewrite, per_try_timeout, retries, status},
     security::is_cidr,
     shadowed, string_match,
@@ -217,7 +217,7 @@ fn http_route(route: &IstioHttpRoute, field: &str, findings: &mut Findings) {
             );
         }
     }
-    positive(route.timeout, &at("timeout"), findings);
+    milliseconds(route.timeout, &at("timeout"), findings);
     if let Some(rewrite) = &route.rewrite {
         http_rewrite(rewrite, route, &at("rewrite"), findings);
     }

@@ -25,11 +25,11 @@ pub(super) struct ImportFacts {
 }
 
 impl World {
-    /// Returns the resources that depend on a Namespace. Without `discoverySelectors`, its labels affect only internal
-    /// objects of the Gateway API ([`World::settle`]) and the topology.
+    /// Returns the resources that depend on a Namespace. Unless visibility depends on its labels, they affect only
+    /// internal objects of the Gateway API ([`World::settle`]) and the topology.
     pub(super) fn changes_of_namespace(&self, name: &str) -> ChangeSet {
         let entry = self.namespaces.get("", name).map(|entry| &entry.object.meta.annotations);
-        if !self.mesh().discovery_selectors.is_empty() {
+        if self.has_visibility_by_labels() {
             return ChangeSet::everything();
         }
         let distributes = entry.is_some_and(|of| TrafficDistribution::of_annotation(of).is_some());

@@ -87,6 +87,16 @@ impl ChangeSet {
         *self == Self::default()
     }
 
+    /// Returns whether [`Self::affects_own`] may hold for a proxy of a namespace. Costs less, because the caller has the
+    /// namespace without an access to the view.
+    pub fn may_affect_own_in(&self, namespace: &str) -> bool {
+        self.everything
+            || self.workloads
+            || self.gateway_routes
+            || !self.gateways.is_empty()
+            || self.workloads_in.iter().any(|(of, _)| of == namespace)
+    }
+
     /// Returns whether the workload-specific resources of a proxy may differ, apart from the secrets of
     /// [`ChangeSet::affects_secrets`]. Those of a gateway include its routes.
     pub fn affects_own(&self, view: &ProxyView) -> bool {
@@ -100,7 +110,7 @@ impl ChangeSet {
 
     /// Returns whether the secrets that a proxy is sent may differ ([`compile_secrets`](crate::compile_secrets)).
     pub fn affects_secrets(&self, view: &ProxyView) -> bool {
-        view.role == Role::Router && !self.secrets.is_empty()
+        !self.secrets.is_empty() && view.role == Role::Router
     }
 
     /// Returns whether the resources that proxies share, or the outline of their listeners, may differ.

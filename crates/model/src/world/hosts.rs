@@ -7,7 +7,11 @@ use super::{
     index::HostIndex,
     store::{Age, Entry, Store},
 };
-use crate::api::{Service, Typed, VirtualService, namespace_selector::NamespaceSelector};
+use crate::api::{
+    Service, Typed, VirtualService,
+    entry_visibility::{EntryVisibility, EntryVisibilityRule},
+    namespace_selector::NamespaceSelector,
+};
 
 /// Port for the hosts of a VirtualService that are not services.
 pub(crate) const WELL_KNOWN_PORT: u16 = 80;
@@ -36,14 +40,6 @@ impl Typed<Service> {
         match self.spec.entry_host {
             Some(_) => self.meta.name.clone(),
             None => skysail_core::names::service_fqdn(&self.meta.name, &self.meta.namespace, DOMAIN),
-        }
-    }
-
-    /// Returns whether the service is visible to clients of this namespace.
-    pub fn is_visible_in(&self, namespace: &str) -> bool {
-        match self.meta.annotations.get("networking.istio.io/exportTo") {
-            Some(list) => exported(list.split(',').map(str::trim), &self.meta.namespace, namespace),
-            None => true,
         }
     }
 }
@@ -117,17 +113,48 @@ impl World {
         })
     }
 
-    /// Returns whether clients of this namespace see the service, by its annotation or the mesh's default.
+    /// Returns whether clients of this namespace see the service.
     pub fn service_visible(&self, service: &Typed<Service>, namespace: &str) -> bool {
-        if !self.discovers(&service.meta.namespace) {
-            return false;
+        let owner = &service.meta.namespace;
+        self.discovers(owner) && exported(self.service_export_to(service).into_iter(), owner, namespace)
+    }
+
+    /// Returns the `exportTo` of a service: its annotation or the mesh's default, within the visibility of its
+    /// ServiceEntry. Empty: all namespaces.
+    pub(super) fn service_export_to<'a>(&'a self, service: &'a Typed<Service>) -> Vec<&'a str> {
+        let listed: Vec<&str> = match service.meta.annotations.get("networking.istio.io/exportTo") {
+            Some(list) => list.split(',').map(str::trim).collect(),
+            None => self.mesh().default_service_export_to.iter().map(String::as_str).collect(),
+        };
+        let owner = &service.meta.namespace;
+        match self.entry_visibility(service) {
+            EntryVisibility::None => vec!["~"],
+            EntryVisibility::Namespace if exported(listed.iter().copied(), owner, owner) => vec!["."],
+            EntryVisibility::Namespace => vec!["~"],
+            EntryVisibility::Public | EntryVisibility::VisibilityUnspecified => listed,
         }
-        let default = &self.mesh().default_service_export_to;
-        let unsaid = !service.meta.annotations.contains_key("networking.istio.io/exportTo");
-        if unsaid && !default.is_empty() {
-            return exported(default.iter().map(String::as_str), &service.meta.namespace, namespace);
+    }
+
+    /// Returns the upper bound of the visibility of a service; public unless it is that of a ServiceEntry.
+    fn entry_visibility(&self, service: &Typed<Service>) -> EntryVisibility {
+        let setting = &self.mesh().service_entry_visibility;
+        if !setting.apply_to_sidecars || service.spec.entry_host.is_none() {
+            return EntryVisibility::Public;
         }
-        service.is_visible_in(namespace)
+        let selects = |rule: &EntryVisibilityRule| {
+            let selector = rule.namespace_selector.as_ref();
+            selector.is_some_and(|selector| self.selects_namespace(selector, &service.meta.namespace))
+        };
+        let mut policies = setting.policies.iter();
+        let first = policies.find(|policy| policy.matching_rules.iter().all(selects));
+        first.map_or(setting.default_visibility, |policy| policy.visibility)
+    }
+
+    /// Returns whether the visibility of objects depends on the labels of namespaces.
+    pub(super) fn has_visibility_by_labels(&self) -> bool {
+        let setting = &self.mesh().service_entry_visibility;
+        let has_rules = setting.policies.iter().any(|policy| !policy.matching_rules.is_empty());
+        !self.mesh().discovery_selectors.is_empty() || setting.apply_to_sidecars && has_rules
     }
 
     /// Returns the VirtualServices that sidecars of this namespace apply, those with precedence first.

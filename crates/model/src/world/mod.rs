@@ -74,7 +74,7 @@ use crate::{
     api::{
         AuthorizationPolicy, BackendTlsPolicy, ConfigMap, DestinationRule, EndpointSlice, EntryEndpoint,
         EnvoyFilter, Gateway, GatewayClass, GrpcRoute, HttpRoute, Ingress, IngressClass, Kind, Labels,
-        ListenerSet, MeshConfig, Node, Object, ObjectKey, PeerAuthentication, Pod, ProxyConfig,
+        ListenerSet, MeshConfig, Meta, Node, Object, ObjectKey, PeerAuthentication, Pod, ProxyConfig,
         RateLimitPolicy, ReferenceGrant, RequestAuthentication, Secret, Service, ServiceEntry, Sidecar,
         TcpRoute, Telemetry, Template, TlsRoute, TrafficExtension, Typed, VirtualService, WasmPlugin,
         WorkloadEntry, WorkloadGroup,
@@ -134,8 +134,8 @@ pub struct World {
     wasm_plugins: Store<WasmPlugin>,
     traffic_extensions: Store<TrafficExtension>,
     rate_limit_policies: Store<RateLimitPolicy>,
-    /// ConfigMaps with certificates.
-    root_maps: Store<ConfigMap>,
+    /// ConfigMaps without settings of the mesh. Of those without certificates, only the name is kept.
+    other_config_maps: Store<ConfigMap>,
 
     /// Pods by namespace and label.
     pod_labels: LabelIndex,
@@ -335,7 +335,7 @@ impl World {
             Kind::ConfigMap => match (namespace, name) {
                 (mesh_config::NAMESPACE, mesh_config::NAME) => self.mesh.take().is_some(),
                 (mesh_config::NAMESPACE, mesh_config::ADDRESSES) => self.allocate(None),
-                _ => self.root_maps.remove(namespace, name),
+                _ => self.other_config_maps.remove(namespace, name),
             },
             Kind::VirtualService => self.virtual_services.remove(namespace, name),
             Kind::DestinationRule => self.destination_rules.remove(namespace, name),
@@ -494,17 +494,31 @@ impl World {
                 changed
             }
             ConfigMap::Addresses(addresses) => self.allocate(Some(addresses.clone())),
-            ConfigMap::Roots(_) => self.root_maps.insert(object, origin),
-            ConfigMap::Other => self.root_maps.remove(&object.meta.namespace, &object.meta.name),
+            ConfigMap::Roots(_) => self.other_config_maps.insert(object, origin),
+            ConfigMap::Other => {
+                // Only the name counts. Other programs may change labels and annotations often.
+                let meta = Meta {
+                    namespace: object.meta.namespace.clone(),
+                    name: object.meta.name.clone(),
+                    ..Meta::default()
+                };
+                let object = Arc::new(Typed { meta, spec: ConfigMap::Other });
+                self.other_config_maps.insert(object, origin)
+            }
         }
     }
 
     /// Returns the certificates (PEM) of a ConfigMap.
     pub(crate) fn root_map(&self, namespace: &str, name: &str) -> Option<&str> {
-        match &self.root_maps.get(namespace, name)?.object.spec {
+        match &self.other_config_maps.get(namespace, name)?.object.spec {
             ConfigMap::Roots(pem) => Some(pem),
             _ => None,
         }
+    }
+
+    /// Returns whether there is a ConfigMap of this name that has no settings of the mesh.
+    fn has_config_map(&self, namespace: &str, name: &str) -> bool {
+        self.other_config_maps.get(namespace, name).is_some()
     }
 
     fn index_pod(&mut self, pod: &Typed<Pod>) {

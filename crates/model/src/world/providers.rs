@@ -9,7 +9,7 @@ use crate::api::{
     Labels, Telemetry, Typed,
     extension_provider::{ExtensionProvider, FileAccessLog, Zipkin},
     mesh_config::IgnoredValue,
-    proxy_config::ZipkinAddress,
+    proxy_tracing::ZipkinAddress,
 };
 
 impl World {
@@ -69,7 +69,13 @@ impl World {
 
     /// Returns what the address of the collector in `defaultConfig` may mean.
     fn zipkin_candidates(&self) -> Vec<Zipkin> {
-        self.mesh().default_config.tracing.zipkin.iter().flat_map(ZipkinAddress::providers).collect()
+        self.mesh()
+            .default_config
+            .tracing
+            .iter()
+            .flat_map(|tracing| &tracing.zipkin)
+            .flat_map(ZipkinAddress::providers)
+            .collect()
     }
 
     /// Returns the collector of `defaultConfig`: the first reading of its address that is a service. `None` without an

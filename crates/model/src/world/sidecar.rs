@@ -248,20 +248,20 @@ impl EgressListener {
     }
 
     /// Returns whether a client of this namespace may call a host of a service or VirtualService of namespace `owner`.
+    /// An entry whose namespace begins with `~` excludes hosts, and precedes all others; `~` alone is all namespaces.
     pub fn imports(&self, client: &str, owner: &str, host: &str) -> bool {
         let parts = || self.hosts.iter().filter_map(|host| host.split_once('/'));
-        // As in Istio, this entry hides all others.
-        if parts().any(|(namespace, name)| namespace == "~" && name == "*") {
-            return false;
-        }
-        parts().any(|(namespace, pattern)| {
-            let is_named = match namespace {
-                "*" => true,
-                "." => owner == client,
-                namespace => namespace == owner,
-            };
-            is_named && overlaps(pattern, host)
-        })
+        let is_owner = |namespace: &str| match namespace {
+            "*" => true,
+            "." => owner == client,
+            namespace => namespace == owner,
+        };
+        let is_excluded = parts().any(|(namespace, pattern)| {
+            let excluded =
+                namespace.strip_prefix('~').filter(|_| pattern == host || host_matches(pattern, host));
+            excluded.is_some_and(|namespace| namespace.is_empty() || is_owner(namespace))
+        });
+        !is_excluded && parts().any(|(namespace, pattern)| is_owner(namespace) && overlaps(pattern, host))
     }
 }
 

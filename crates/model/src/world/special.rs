@@ -80,17 +80,12 @@ impl World {
 
     fn add_service(&self, facts: &mut NamespaceFacts, service: &Typed<Service>) {
         let owner = service.meta.namespace.as_str();
-        let annotated = service.meta.annotations.get("networking.istio.io/exportTo");
-        let listed: Vec<&str> = match annotated {
-            Some(list) => list.split(',').map(str::trim).collect(),
-            None => self.mesh().default_service_export_to.iter().map(String::as_str).collect(),
-        };
-        let only_in = restricted(listed.into_iter(), owner);
+        let only_in = restricted(self.service_export_to(service).into_iter(), owner);
         if service.spec.external_name.is_some() {
             facts.has_aliases = true;
             let name = service.fqdn();
             let target = self.service(&fqdn(self.aliased(&name), ""));
-            for namespace in only_in.iter().flatten().map(String::as_str).chain([owner]) {
+            for namespace in only_in.iter().flatten().copied().chain([owner]) {
                 if let Some(target) = target {
                     facts.add(namespace, target);
                 }
@@ -116,7 +111,7 @@ impl World {
         let owners = self.services_of_host(&host);
         if owners.len() > 1 {
             // The client's namespace decides which of them is used.
-            for namespace in owners.iter().copied().chain(only_in.iter().flatten().map(String::as_str)) {
+            for namespace in owners.iter().copied().chain(only_in.iter().flatten().copied()) {
                 for owner in &owners {
                     facts.at(namespace).services.insert(((*owner).to_owned(), host.clone()));
                 }
@@ -130,7 +125,7 @@ impl World {
         let owner = entry.object.meta.namespace.as_str();
         let listed = self.destination_rule_export_to(entry);
         let mut namespaces = restricted(listed.iter().map(String::as_str), owner).unwrap_or_default();
-        namespaces.insert(owner.to_owned());
+        namespaces.insert(owner);
         let pattern = fqdn(&entry.object.spec.host, owner);
         let hosts: BTreeSet<String> = if pattern.starts_with('*') {
             let services = self.services().map(|service| service.fqdn());
@@ -159,11 +154,11 @@ impl World {
         let listed = self.virtual_service_export_to(entry).iter().map(String::as_str);
         let only_in = restricted(listed, &rule.meta.namespace).unwrap_or_default();
         let matched = rule.spec.http.iter().flat_map(|http| &http.matches);
-        let matched = matched.filter_map(|found| found.source_namespace.clone());
+        let matched = matched.filter_map(|found| found.source_namespace.as_deref());
         for namespace in only_in.into_iter().chain(matched).collect::<BTreeSet<_>>() {
-            self.add_rule(facts, &namespace, rule);
+            self.add_rule(facts, namespace, rule);
             if !rule.spec.tcp.is_empty() || !rule.spec.tls.is_empty() {
-                facts.at(&namespace).outline = true;
+                facts.at(namespace).outline = true;
             }
         }
     }
@@ -202,14 +197,17 @@ impl World {
     }
 }
 
-/// Returns the namespaces that see an object of namespace `owner`, if not all do.
-fn restricted<'a>(list: impl Iterator<Item = &'a str>, owner: &str) -> Option<BTreeSet<String>> {
+/// Returns the namespaces that see an object of namespace `owner` with this `exportTo`, if not all do.
+pub(in crate::world) fn restricted<'a>(
+    list: impl Iterator<Item = &'a str>,
+    owner: &'a str,
+) -> Option<BTreeSet<&'a str>> {
     let listed: Vec<&str> = list.collect();
     if listed.is_empty() || listed.contains(&"*") {
         return None;
     }
     let named = listed.into_iter().filter(|entry| *entry != "~");
-    Some(named.map(|entry| if entry == "." { owner } else { entry }.to_owned()).collect())
+    Some(named.map(|entry| if entry == "." { owner } else { entry }).collect())
 }
 
 fn name_of(service: &Typed<Service>) -> ServiceName {

@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use serde_json::Value;
-use skysail_model::world::{GatewayApiStatus, StatusCondition};
+use skysail_model::{
+    World,
+    world::{GatewayApiStatus, StatusCondition},
+};
 
 /// Conditions of an object: each with its place, and the words of status, reason and message.
 type Conditions = BTreeMap<String, String>;
@@ -36,6 +39,31 @@ fn the_status_is_what_istiod_writes() {
             }
         }
     }
+}
+
+/// Classes of other controllers have no status here: istiod's `istio-remote` is for gateways that it does not configure.
+#[test]
+fn the_status_of_classes_is_what_istiod_writes() {
+    let recorded_file = super::data().join("z-gatewayapi-kinds/status/gatewayclasses.yaml");
+    let mut world = World::new();
+    let classes = items(&recorded_file);
+    for item in &classes {
+        let object = serde_json::json!({
+            "apiVersion": item["apiVersion"],
+            "kind": item["kind"],
+            "metadata": {"name": item["metadata"]["name"]},
+            "spec": item["spec"],
+        });
+        let parsed = skysail_model::parse(&object.to_string(), "classes.yaml");
+        assert_eq!(parsed.objects.len(), 1, "{:?}", parsed.diagnostics);
+        for (object, origin) in parsed.objects {
+            world.apply(object, origin);
+        }
+    }
+    let made: BTreeMap<String, Conditions> = world.gateway_api_status().iter().map(made).collect();
+    assert_eq!(made.len(), 1, "{made:?}");
+    let (_, expected) = classes.iter().map(recorded).find(|(name, _)| name.ends_with("/istio")).unwrap();
+    assert_eq!(made.into_values().next(), Some(expected));
 }
 
 fn items(file: &PathBuf) -> Vec<Value> {
@@ -91,6 +119,9 @@ fn recorded(item: &Value) -> (String, Conditions) {
         let words = format!("{} {}", listener["attachedRoutes"], kinds.join(" "));
         found.insert(format!("listener {}", text(listener, "name")), words);
     }
+    if let Some(count) = status["attachedListenerSets"].as_u64() {
+        found.insert("attachedListenerSets".into(), count.to_string());
+    }
     (name, found)
 }
 
@@ -122,6 +153,10 @@ fn made(of: &GatewayApiStatus) -> (String, Conditions) {
         let kinds: Vec<&str> = listener.supported_kinds.iter().map(|kind| kind.as_str()).collect();
         let words = format!("{} {}", listener.attached_routes, kinds.join(" "));
         found.insert(format!("listener {}", listener.name), words);
+    }
+    // As in istiod, a Gateway without ListenerSets has no such field.
+    if let Some(count) = of.attached_listener_sets.filter(|count| *count > 0) {
+        found.insert("attachedListenerSets".into(), count.to_string());
     }
     (of.object.to_string(), found)
 }

@@ -1,9 +1,6 @@
 //! Merging of the servers of several Gateways, as Istio merges them.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::{
     ProxyView, World,
@@ -14,6 +11,9 @@ use crate::{
     },
     world::{BoundRule, shown_name},
 };
+
+/// Label of services whose ports are not those of Gateways. Its value has no meaning, as in Istio.
+const UNTRANSLATED: &str = "experimental.istio.io/disable-gateway-port-translation";
 
 /// A server and its Gateway.
 #[derive(Clone)]
@@ -97,12 +97,12 @@ pub(super) fn merge<'a>(world: &'a World, view: &ProxyView) -> MergedServers<'a>
 /// Merges the servers of all Gateways that select a proxy, without VirtualServices.
 pub(super) fn merge_servers<'a>(world: &'a World, view: &ProxyView) -> MergedServers<'a> {
     let mut merged = MergedServers::default();
-    let services = world.services_selecting(&view.namespace, &view.labels);
+    let ports = ListenerPorts::new(world, view);
     for gateway in world.gateways(&view.namespace, &view.labels) {
         for server in &gateway.spec.servers {
             let (Some(protocol), number) = (server.protocol(), server.number()) else { continue };
             if number != 0 {
-                let port = listener_port(&services, view, number);
+                let port = ports.of(&gateway.spec, number);
                 merged.add(GatewayServer::new(gateway, server, port), protocol);
             }
         }
@@ -110,14 +110,40 @@ pub(super) fn merge_servers<'a>(world: &'a World, view: &ProxyView) -> MergedSer
     merged
 }
 
-/// Returns the port of the proxy behind a port of its Service. A port of no Service is the proxy's own.
-pub(super) fn listener_port(services: &[&Arc<Typed<Service>>], view: &ProxyView, number: u16) -> u16 {
-    let mut ports = services.iter().filter_map(|service| service.spec.port(number));
-    let target = ports.find_map(|port| match &port.target {
-        TargetPort::Number(number) => Some(*number),
-        TargetPort::Name(name) => view.named_ports.get(name).copied(),
-    });
-    target.unwrap_or(number)
+/// Ports of the services that lead to a proxy: service, its port, and the port on which the proxy listens.
+///
+/// A service leads to the proxy because its selector matches, or because an endpoint has an address of the proxy. As in
+/// Istio, the oldest service comes first, and of two of one age the first by name.
+pub(super) struct ListenerPorts<'a>(Vec<(&'a Typed<Service>, u16, u16)>);
+
+impl<'a> ListenerPorts<'a> {
+    pub(super) fn new(world: &'a World, view: &ProxyView) -> Self {
+        let mut found: Vec<(&Typed<Service>, u16, u16)> = Vec::new();
+        for (name, port, target) in &view.addressed {
+            let service = world.service_named(&view.namespace, name);
+            found.extend(service.map(|service| (&**service, *port, *target)));
+        }
+        for service in world.services_selecting(&view.namespace, &view.labels) {
+            for port in service.spec.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
+                let target = match &port.target {
+                    TargetPort::Number(number) => Some(*number),
+                    TargetPort::Name(name) => view.named_ports.get(name).copied(),
+                };
+                found.extend(target.map(|target| (&**service, port.port, target)));
+            }
+        }
+        found.sort_by_key(|(service, ..)| (service.meta.created.unwrap_or(i64::MAX), &service.meta.name));
+        Self(found)
+    }
+
+    /// Returns the port on which the proxy listens for a port of a Gateway. A port of no service is the proxy's own. The
+    /// Services that a Gateway names precede others, and as in Istio, the label against translation does not concern them.
+    pub(super) fn of(&self, gateway: &Gateway, number: u16) -> u16 {
+        let all = || self.0.iter().filter(|(_, port, _)| *port == number);
+        let named = all().find(|(service, ..)| gateway.services.contains(&service.meta.name));
+        let other = || all().find(|(service, ..)| !service.meta.labels.contains_key(UNTRANSLATED));
+        named.or_else(other).map_or(number, |(.., target)| *target)
+    }
 }
 
 fn gateway_name(gateway: &Typed<Gateway>) -> String {

@@ -52,11 +52,11 @@ pub fn gateway_servers(world: &World, view: &ProxyView) -> Vec<ServerSource> {
         let all = || merged.groups.iter().flat_map(|group| &group.servers);
         all().any(|known| std::ptr::eq(known.server, server))
     };
-    let services = world.services_selecting(&view.namespace, &view.labels);
+    let ports = servers::ListenerPorts::new(world, view);
     let mut found = Vec::new();
     for gateway in world.gateways(&view.namespace, &view.labels) {
         for (index, server) in gateway.spec.servers.iter().enumerate() {
-            let port = servers::listener_port(&services, view, server.number());
+            let port = ports.of(&gateway.spec, server.number());
             let of = GatewayServer::new(gateway, server, port);
             found.push(ServerSource {
                 gateway: ObjectKey {

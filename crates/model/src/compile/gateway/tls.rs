@@ -90,10 +90,7 @@ fn certificates(from: &ServerTls) -> Vec<SdsSecretConfig> {
 
 fn validation(setting: FilterSettings<'_>, from: &ServerTls) -> Option<ValidationContextType> {
     let exact = |name: &String| matching(matcher::string_matcher::MatchPattern::Exact(name.clone()));
-    // A Gateway of Gateway API alone has the setting without mutual TLS of the mesh.
-    let accepts_untrusted =
-        from.insecure_skip_verify == Some(true) && from.mode == ServerTlsMode::OptionalMutual;
-    let verification = if accepts_untrusted {
+    let verification = if from.accepts_untrusted() {
         TrustChainVerification::AcceptUntrusted
     } else {
         TrustChainVerification::VerifyTrustChain

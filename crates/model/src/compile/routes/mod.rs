@@ -325,7 +325,7 @@ fn unknown_hosts(
     unknown: &UnknownDestinations,
     headers: SharedHeaders,
 ) -> route::VirtualHost {
-    let policy = mesh.outbound_traffic_policy;
+    let policy = &mesh.outbound_traffic_policy;
     let to = |cluster: String| {
         route::route::Action::Route(route::RouteAction {
             cluster_specifier: Some(route::route_action::ClusterSpecifier::Cluster(cluster)),

@@ -97,6 +97,63 @@ spec: {selector: {app: edge}, ports: [{name: http, port: 80, targetPort: 8080}, 
 }
 
 #[test]
+fn ports_of_services_with_the_address_of_the_gateway_are_mapped() {
+    let entry = "
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: machine, namespace: shop}
+spec:
+  hosts: [edge.example.com]
+  ports: [{number: 80, targetPort: 8080, name: http, protocol: HTTP}]
+  resolution: STATIC
+  endpoints: [{address: 192.0.2.7}]
+";
+    let of = |text: &str| {
+        let world = world(&format!("{GATEWAY}{text}"));
+        let addressed = world.services_at("shop", &["192.0.2.7".parse().unwrap()]);
+        let (made, _) = compile(&world, &ProxyView { addressed, ..gateway() });
+        names(&made, Kind::Listener)
+    };
+    assert_eq!(of(entry), ["0.0.0.0_443", "0.0.0.0_8080"]);
+    let label = "labels: {experimental.istio.io/disable-gateway-port-translation: \"\"}";
+    let untranslated = entry.replace("namespace: shop}", &format!("namespace: shop, {label}}}"));
+    assert_eq!(of(&untranslated), ["0.0.0.0_443", "0.0.0.0_80"]);
+    // The oldest service with the port decides.
+    let select = "
+---
+apiVersion: v1
+kind: Service
+metadata: {name: edge, namespace: shop, creationTimestamp: \"2026-01-01T00:00:00Z\"}
+spec: {selector: {app: edge}, ports: [{name: http, port: 80, targetPort: 9090}]}
+";
+    assert_eq!(of(&format!("{entry}{select}")), ["0.0.0.0_443", "0.0.0.0_9090"]);
+}
+
+#[test]
+fn a_gateway_that_names_a_service_has_the_ports_of_that_service() {
+    let service = |name: &str, target: u16, more: &str| {
+        format!(
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: shop, {more}}}\n\
+             spec: {{clusterIP: 10.0.0.{}, selector: {{app: edge}}, ports: [{{name: http, port: 80, targetPort: {target}}}]}}\n",
+            target % 250
+        )
+    };
+    let label = "labels: {experimental.istio.io/disable-gateway-port-translation: ''}";
+    let objects = [
+        service("older", 9090, "creationTimestamp: '2020-01-01T00:00:00Z'"),
+        service("named", 8080, label),
+        "---\napiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: edge, namespace: shop}\n\
+         spec: {gatewayClassName: istio, addresses: [{type: Hostname, value: named}], \
+         listeners: [{name: a, port: 80, protocol: HTTP}]}\n"
+            .to_owned(),
+    ];
+    let mut world = world(&objects.concat());
+    world.settle();
+    assert_eq!(names(&compile(&world, &gateway()).0, Kind::Listener), ["0.0.0.0_8080"]);
+}
+
+#[test]
 fn a_destination_without_a_port_gets_the_single_port_of_its_service() {
     let more = "
 ---

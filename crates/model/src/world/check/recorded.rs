@@ -232,7 +232,7 @@ impl<'a> RecordedWorld<'a> {
         self.record(Input::Host(host));
         self.record(Input::Wildcards);
         // They decide which namespaces are visible.
-        if !self.mesh().discovery_selectors.is_empty() {
+        if self.world.has_visibility_by_labels() {
             self.record(Input::All(Kind::Namespace));
         }
     }

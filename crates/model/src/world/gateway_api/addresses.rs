@@ -68,6 +68,17 @@ impl World {
         }
     }
 
+    /// Returns the addresses of a Gateway. As in Istio, a Service without an external address is known by its name.
+    pub(super) fn gateway_addresses(&self, gateway: &Typed<KubernetesGateway>) -> Vec<String> {
+        let (selector, namespace) = self.proxies_of(gateway);
+        let external = self.addresses_of_gateways(&selector, Some(&namespace));
+        if !external.is_empty() {
+            return external.into_iter().cloned().collect();
+        }
+        let named = gateway.named_services();
+        named.filter_map(|of| Some(self.service_named(&of.namespace, &of.name)?.fqdn())).collect()
+    }
+
     /// Returns why a requested address cannot be used.
     fn unusable_address(&self, gateway: &Typed<KubernetesGateway>) -> Option<(&'static str, String)> {
         let mut hosts = gateway.spec.addresses.iter().filter(|of| of.kind() == HOSTNAME);

@@ -26,7 +26,8 @@ pub(super) enum RouteTarget<'a> {
     Listener {
         /// The listener.
         listener: &'a GatewayListener<'a>,
-        /// Hosts of the route that the listener may have; `*` for a route without hosts.
+        /// Hosts of the route that the listener may have; `*` for a route without hosts. Hosts of a more specific
+        /// listener of the Gateway are left to it.
         hosts: Vec<String>,
     },
 }
@@ -145,7 +146,12 @@ impl World {
         let mut targets = Vec::new();
         for listener in all.filter(named) {
             match self.attach_to_listener(route, listener) {
-                Ok(hosts) if listener.is_usable() => targets.push(RouteTarget::Listener { listener, hosts }),
+                Ok(mut hosts) if listener.is_usable() => {
+                    if matches!(route.kind, Kind::HttpRoute | Kind::GrpcRoute) {
+                        hosts.retain(|host| !listeners.iter().any(|other| listener.leaves(host, other)));
+                    }
+                    targets.push(RouteTarget::Listener { listener, hosts });
+                }
                 Ok(_) => refusal = ("NoMatchingParent", "the listener is not accepted".to_owned()),
                 Err(reason) => refusal = reason,
             }
@@ -187,3 +193,6 @@ impl World {
         Ok(hosts)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -24,8 +24,10 @@ pub struct ClusterStatus {
     pub conditions: Vec<ObjectCondition>,
     /// Listeners of a Gateway or a ListenerSet. Their conditions are in `conditions`.
     pub listeners: Vec<ListenerStatus>,
-    /// External addresses or names of an Ingress or a Gateway: those of the Services of its proxies. `None` for other
-    /// objects.
+    /// Number of accepted ListenerSets of a Gateway; `None` for other objects.
+    pub attached_listener_sets: Option<usize>,
+    /// External addresses or names of an Ingress or a Gateway: those of the Services of its proxies. If they have none,
+    /// the names of the Services that the Gateway names as its addresses. `None` for other objects.
     pub addresses: Option<Vec<String>>,
 }
 
@@ -61,13 +63,11 @@ impl World {
             let namespace = of.parent.namespace.as_deref().unwrap_or(&key.namespace);
             named(format!("parent {namespace}/{}", of.parent.name), of.conditions)
         });
-        let addresses = self.gateway_entry(key).map(|entry| {
-            let (selector, namespace) = self.proxies_of(&entry.object);
-            self.addresses_of_gateways(&selector, Some(&namespace)).into_iter().cloned().collect()
-        });
+        let addresses = self.gateway_entry(key).map(|entry| self.gateway_addresses(&entry.object));
         ClusterStatus {
             conditions: named(String::new(), status.conditions).chain(listeners).chain(parents).collect(),
             listeners: status.listeners,
+            attached_listener_sets: status.attached_listener_sets,
             addresses,
         }
     }

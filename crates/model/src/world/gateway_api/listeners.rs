@@ -85,7 +85,7 @@ impl World {
     }
 
     /// Returns the ListenerSets of a Gateway that it allows, oldest first.
-    fn listener_sets_of(
+    pub(super) fn listener_sets_of(
         &self,
         gateway: &api::Typed<KubernetesGateway>,
     ) -> Vec<&Entry<api::gateway_api::ListenerSet>> {
@@ -190,6 +190,18 @@ impl<'a> GatewayListener<'a> {
             && (is_within(self.host(), other.host()) || is_within(other.host(), self.host()))
     }
 
+    /// Returns whether the listener leaves a host of a route to another listener of the Gateway: one of the same port and
+    /// protocol that is served, has the host, and is more specific. The status of a route does not show it, as in Istio.
+    pub(super) fn leaves(&self, host: &str, other: &GatewayListener<'_>) -> bool {
+        self.listener.port == other.listener.port
+            && self.protocol() == other.protocol()
+            && std::ptr::eq(self.gateway, other.gateway)
+            && self.host() != other.host()
+            && is_within(other.host(), self.host())
+            && is_within(host, other.host())
+            && other.is_usable()
+    }
+
     /// Adds the internal Gateway.
     pub(super) fn add(&self, world: &World, made: &mut DerivedObjects) {
         let Some(protocol) = self.listener.protocol.filter(|_| self.is_usable()) else { return };
@@ -213,8 +225,10 @@ impl<'a> GatewayListener<'a> {
         let is_own = self.kind == Kind::KubernetesGateway || self.gateway.spec.listeners.is_empty();
         let client_credential =
             is_own.then(|| world.client_credential(self.gateway)).and_then(Result::ok).flatten();
-        let spec =
-            api::Gateway { selector, servers: vec![server], only_in: Some(namespace), client_credential };
+        let named = self.gateway.named_services().filter(|of| of.namespace == namespace);
+        let services = named.map(|of| of.name).collect();
+        let only_in = Some(namespace);
+        let spec = api::Gateway { selector, servers: vec![server], only_in, services, client_credential };
         made.add(&self.meta.namespace, self.internal(), (self.meta, self.origin), spec);
     }
 

@@ -21,6 +21,9 @@ const NO_BACKEND: u32 = 500;
 /// Maximum age of a preflight's result without `maxAge`, in seconds.
 const DEFAULT_MAX_AGE: u32 = 5;
 
+/// Expression for the origins that `*` allows, as in Istio: all but `null`.
+const ANY_ORIGIN: &str = r"^[a-zA-Z][a-zA-Z0-9+.-]*://[^/\s?#]+$";
+
 /// Port of destinations by host without a port.
 const DEFAULT_PORT: u32 = 80;
 
@@ -270,6 +273,7 @@ fn rewrite(from: &UrlRewrite) -> Option<istio::HttpRewrite> {
 
 fn cors(from: &Cors) -> istio::CorsPolicy {
     let origin = |origin: &String| match origin.contains('*') {
+        _ if origin == "*" => StringMatch::Regex(ANY_ORIGIN.to_owned()),
         true => StringMatch::Regex(format!("^{}$", origin.replace('.', r"\.").replace('*', ".*"))),
         false => StringMatch::Exact(origin.clone()),
     };

@@ -1,5 +1,7 @@
 //! Status of objects of Gateway API, as the specification defines it.
 
+use std::collections::BTreeSet;
+
 use super::{
     Referrer, Refusal, Route,
     attach::{Attached, RouteTarget},
@@ -9,7 +11,7 @@ use super::{
 };
 use crate::{
     api::{
-        Kind, ObjectKey,
+        Kind, ObjectKey, Typed,
         gateway_api::{FrontendValidationMode, GROUP, KubernetesGateway, ParentReference},
     },
     world::{World, store::Entry},
@@ -62,6 +64,8 @@ pub struct GatewayApiStatus {
     pub conditions: Vec<StatusCondition>,
     /// Listeners of a Gateway or a ListenerSet.
     pub listeners: Vec<ListenerStatus>,
+    /// Number of accepted ListenerSets of a Gateway; `None` for other objects.
+    pub attached_listener_sets: Option<usize>,
     /// Parents of a route, or ancestors of a policy.
     pub parents: Vec<ParentStatus>,
 }
@@ -103,23 +107,7 @@ impl World {
                 None => made.push(GatewayApiStatus { listeners: vec![status], ..key }),
             }
         }
-        for known in made.iter_mut().filter(|known| !known.listeners.is_empty()) {
-            known.conditions = gateway_conditions(known.object.kind, &known.listeners);
-            if let Some(entry) = self.gateway_entry(&known.object) {
-                self.check_addresses(&entry.object, &mut known.conditions);
-                if let Some((reason, message)) = self.refused_client_credential(&entry.object) {
-                    replace(&mut known.conditions, &fails("ResolvedRefs", reason, message));
-                }
-            }
-            if self.accepts_insecure_clients(&known.object) {
-                let message = "Gateway is operating in AllowInsecureFallback mode for frontend validation";
-                known.conditions.push(holds(
-                    "InsecureFrontendValidationMode",
-                    "ConfigurationChanged",
-                    message,
-                ));
-            }
-        }
+        self.add_conditions(&mut made);
         for set in self.refused_listener_sets() {
             let message = "the Gateway does not allow ListenerSets of this namespace";
             made.push(GatewayApiStatus {
@@ -139,20 +127,59 @@ impl World {
         made
     }
 
+    /// Adds the conditions of Gateways and ListenerSets whose listeners are known, and the number of ListenerSets.
+    fn add_conditions(&self, made: &mut [GatewayApiStatus]) {
+        let mut accepted: BTreeSet<ObjectKey> = BTreeSet::new();
+        let with_listeners = || |of: &&mut GatewayApiStatus| !of.listeners.is_empty();
+        for set in made.iter_mut().filter(with_listeners()).filter(|of| of.object.kind == Kind::ListenerSet) {
+            set.conditions = set_conditions(&set.listeners);
+            if set.conditions.iter().any(|of| of.kind == "Accepted" && of.status) {
+                accepted.insert(set.object.clone());
+            }
+        }
+        for known in made.iter_mut().filter(with_listeners()) {
+            let Some(gateway) = self.gateway_entry(&known.object).map(|entry| &*entry.object) else {
+                continue;
+            };
+            let conditions = &mut known.conditions;
+            *conditions = gateway_conditions(&known.listeners);
+            if let Some(refused) = self.refused_parameters(gateway) {
+                replace(conditions, &refused);
+            }
+            self.check_addresses(gateway, conditions);
+            if let Some((reason, message)) = self.refused_client_credential(gateway) {
+                replace(conditions, &fails("ResolvedRefs", reason, message));
+            }
+            if accepts_insecure_clients(gateway) {
+                let message = "Gateway is operating in AllowInsecureFallback mode for frontend validation";
+                conditions.push(holds("InsecureFrontendValidationMode", "ConfigurationChanged", message));
+            }
+            let sets = self.listener_sets_of(gateway).into_iter().map(|set| &set.object.meta);
+            let keys = sets.map(|of| new(Kind::ListenerSet, &of.namespace, &of.name).object);
+            known.attached_listener_sets = Some(keys.filter(|key| accepted.contains(key)).count());
+        }
+    }
+
+    /// Returns the condition of a Gateway whose parameters cannot be used. As in Istio, they are those of a ConfigMap,
+    /// and the listeners are served without them.
+    fn refused_parameters(&self, gateway: &Typed<KubernetesGateway>) -> Option<StatusCondition> {
+        let of = gateway.spec.infrastructure.parameters_ref.as_ref()?;
+        let (group, kind) = (of.group.as_deref().unwrap_or_default(), of.kind.as_deref().unwrap_or_default());
+        let namespace = &gateway.meta.namespace;
+        let message = if (group, kind) != ("", "ConfigMap") {
+            format!("Unsupported parametersRef group/kind {group}/{kind}, only ConfigMap is supported")
+        } else if !self.has_config_map(namespace, &of.name) {
+            format!("parametersRef ConfigMap {namespace}/{} does not exist", of.name)
+        } else {
+            return None;
+        };
+        Some(fails("Accepted", "InvalidParameters", message))
+    }
+
     /// Returns the Gateway of a key; `None` for an object of another kind.
     pub(super) fn gateway_entry(&self, key: &ObjectKey) -> Option<&Entry<KubernetesGateway>> {
         let is_gateway = key.kind == Kind::KubernetesGateway;
         self.kubernetes_gateways.get(&key.namespace, &key.name).filter(|_| is_gateway)
-    }
-
-    /// Returns whether a Gateway accepts clients without a certificate although it verifies those of others.
-    fn accepts_insecure_clients(&self, key: &ObjectKey) -> bool {
-        let mut validations = self
-            .gateway_entry(key)
-            .into_iter()
-            .flat_map(|entry| &entry.object.spec.tls)
-            .flat_map(|tls| tls.frontend.validations());
-        validations.any(|of| of.mode == FrontendValidationMode::AllowInsecureFallback)
     }
 
     /// Returns the backends of routes whose Service exists and has no such port: the route, and a description.
@@ -218,7 +245,19 @@ impl World {
 
 fn new(kind: Kind, namespace: &str, name: &str) -> GatewayApiStatus {
     let object = ObjectKey { kind, namespace: namespace.to_owned(), name: name.to_owned() };
-    GatewayApiStatus { object, conditions: Vec::new(), listeners: Vec::new(), parents: Vec::new() }
+    GatewayApiStatus {
+        object,
+        conditions: Vec::new(),
+        listeners: Vec::new(),
+        attached_listener_sets: None,
+        parents: Vec::new(),
+    }
+}
+
+/// Returns whether a Gateway accepts clients without a certificate although it verifies those of others.
+fn accepts_insecure_clients(gateway: &Typed<KubernetesGateway>) -> bool {
+    let mut validations = gateway.spec.tls.iter().flat_map(|tls| tls.frontend.validations());
+    validations.any(|of| of.mode == FrontendValidationMode::AllowInsecureFallback)
 }
 
 /// Replaces the condition of the same type.
@@ -330,26 +369,39 @@ fn listener_status(
     ListenerStatus { name: of.listener.name.clone(), attached_routes, supported_kinds, conditions }
 }
 
-/// Returns the conditions of an object with these listeners.
-fn gateway_conditions(kind: Kind, listeners: &[ListenerStatus]) -> Vec<StatusCondition> {
-    let is_valid = |of: &ListenerStatus| of.conditions.iter().any(|of| of.kind == "Programmed" && of.status);
-    let all = listeners.iter().all(is_valid);
-    let accepted = if all {
+impl ListenerStatus {
+    fn is_valid(&self) -> bool {
+        self.conditions.iter().any(|of| of.kind == "Programmed" && of.status)
+    }
+}
+
+/// Returns the conditions of a Gateway with these listeners.
+fn gateway_conditions(listeners: &[ListenerStatus]) -> Vec<StatusCondition> {
+    let has_valid = listeners.iter().any(ListenerStatus::is_valid);
+    let accepted = if listeners.iter().all(ListenerStatus::is_valid) {
         holds("Accepted", "Accepted", "Resource accepted")
+    } else if has_valid {
+        holds("Accepted", "ListenersNotValid", "One or more of the Gateway's listeners are invalid")
     } else {
-        // A Gateway with some valid listeners is accepted.
-        let status = listeners.iter().any(is_valid);
-        let message = "One or more of the Gateway's listeners are invalid";
-        StatusCondition { status, ..holds("Accepted", "ListenersNotValid", message) }
+        fails("Accepted", "ListenersNotValid", "None of the Gateway's listeners are valid")
     };
-    let programmed = if listeners.iter().any(is_valid) {
+    let programmed = if has_valid {
         holds("Programmed", "Programmed", "Resource programmed")
     } else {
         fails("Programmed", "Invalid", "No listener is valid")
     };
-    let mut conditions = vec![accepted, programmed];
-    if kind == Kind::KubernetesGateway {
-        conditions.push(holds("ResolvedRefs", "ResolvedRefs", "All references resolved"));
-    }
-    conditions
+    vec![accepted, programmed, holds("ResolvedRefs", "ResolvedRefs", "All references resolved")]
 }
+
+/// Returns the conditions of a ListenerSet with these listeners. One valid listener suffices.
+fn set_conditions(listeners: &[ListenerStatus]) -> Vec<StatusCondition> {
+    if listeners.iter().any(ListenerStatus::is_valid) {
+        let accepted = holds("Accepted", "Accepted", "Resource accepted");
+        return vec![accepted, holds("Programmed", "Programmed", "Resource programmed")];
+    }
+    let message = "None of the ListenerSet's listeners are valid";
+    ["Accepted", "Programmed"].map(|kind| fails(kind, "ListenersNotValid", message)).into()
+}
+
+#[cfg(test)]
+mod tests;

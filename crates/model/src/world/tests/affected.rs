@@ -44,6 +44,61 @@ fn sidecar(hosts: &str) -> String {
     )
 }
 
+/// The visibility of ServiceEntries may depend on the labels of their namespaces.
+#[test]
+fn the_visibility_of_entries_is_bounded_by_their_namespaces() {
+    let setting = "applyToSidecars: true, defaultVisibility: NAMESPACE, policies: [\
+                   {visibility: NONE, matchingRules: [{namespaceSelector: {matchLabels: {tier: closed}}}]}, \
+                   {visibility: PUBLIC, matchingRules: [{namespaceSelector: {matchLabels: {tier: closed}}}]}, \
+                   {visibility: PUBLIC, matchingRules: [{namespaceSelector: {matchLabels: {tier: open}}}, \
+                   {namespaceSelector: {matchLabels: {more: 'yes'}}}]}, \
+                   {visibility: NONE, matchingRules: [{}, {namespaceSelector: {}}]}]";
+    let mesh = |setting: &str| {
+        format!(
+            "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: istio, namespace: istio-system}}\n\
+             data: {{mesh: \"serviceEntryVisibility: {{{setting}}}\"}}\n"
+        )
+    };
+    let namespace = |labels: &str| {
+        format!("---\napiVersion: v1\nkind: Namespace\nmetadata: {{name: own, labels: {{{labels}}}}}\n")
+    };
+    let entry = |export_to: &str| {
+        format!(
+            "---\napiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: a, namespace: own}}\n\
+             spec: {{hosts: [a.example], exportTo: [{export_to}], resolution: NONE, \
+             ports: [{{number: 80, name: http, protocol: HTTP}}]}}\n"
+        )
+    };
+    let seen = |world: &World| {
+        let service = world.service("a.example").unwrap();
+        let of = |namespace| world.service_visible(service, namespace);
+        let facts = world.namespace_facts();
+        // The base does not have what one namespace alone sees.
+        let is_special = |namespace: &str| facts.of(namespace).names;
+        ([of("own"), of("other")], is_special("own"))
+    };
+    let of = |setting: &str, labels: &str, export_to: &str| {
+        seen(&world(&[mesh(setting), namespace(labels), entry(export_to)].concat()))
+    };
+    assert_eq!(of(setting, "", "'*'"), ([true, false], true));
+    assert_eq!(of(setting, "tier: closed", "'*'").0, [false, false]);
+    assert_eq!(of(setting, "tier: open", "'*'").0, [true, false]);
+    assert_eq!(of(setting, "tier: open, more: 'yes'", "'*'"), ([true, true], false));
+    // A narrower export stays.
+    assert_eq!(of(setting, "", "other").0, [false, false]);
+    assert_eq!(of(setting, "tier: open, more: 'yes'", ".").0, [true, false]);
+    let unset = setting.replace("applyToSidecars: true", "applyToSidecars: false");
+    assert_eq!(of(&unset, "tier: closed", "'*'").0, [true, true]);
+
+    // A change of labels affects everything if rules depend on them, and nothing else.
+    let mut with_rules = settled(&[mesh(setting), namespace(""), entry("'*'")].concat());
+    assert_eq!(changes(&mut with_rules, &namespace("tier: closed")), ChangeSet::everything());
+    assert_eq!(seen(&with_rules), of(setting, "tier: closed", "'*'"));
+    let without = "applyToSidecars: true, defaultVisibility: NAMESPACE";
+    let mut without = settled(&[mesh(without), namespace(""), entry("'*'")].concat());
+    assert!(!changes(&mut without, &namespace("tier: closed")).everything);
+}
+
 #[test]
 fn a_namespace_affects_its_services_by_an_annotation_only() {
     let mut world = settled(SERVICE);
@@ -150,6 +205,7 @@ fn objects_affect_the_workloads_that_they_select() {
         let mut view = ProxyNode::parse(&id, metadata, Locality::default()).unwrap().view;
         view.addressed = vec![(addressed.to_owned(), 80, 9000)];
         assert_eq!(changed.affects_own(&view), affects, "{namespace} {app} {addressed}");
+        assert!(!affects || changed.may_affect_own_in(&view.namespace), "{namespace} {app} {addressed}");
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
     World,
     analysis::Code,
     api::{DestinationRule, Kind, ServiceEntry, VirtualService},
-    world::{hosts::fqdn, store::Entry},
+    world::{hosts::fqdn, special::restricted, store::Entry},
 };
 
 impl Report<'_> {
@@ -212,22 +212,17 @@ fn rule_name((entry, _): &HostRule<'_>) -> String {
 fn clients<'a>(world: &'a World, rules: &[HostRule<'a>]) -> BTreeSet<&'a str> {
     let of = |(entry, _): &HostRule<'a>| {
         let own = entry.object.meta.namespace.as_str();
-        let named = scopes(own, world.virtual_service_export_to(entry)).unwrap_or_default();
+        let listed = world.virtual_service_export_to(entry).iter().map(String::as_str);
+        let named = restricted(listed, own).unwrap_or_default();
         named.into_iter().chain([own])
     };
     rules.iter().flat_map(of).collect()
 }
 
-/// Returns the namespaces that see an object, by its namespace and `exportTo`; `None` for all.
-fn scopes<'a>(own: &'a str, list: &'a [String]) -> Option<BTreeSet<&'a str>> {
-    let is_public = list.is_empty() || list.iter().any(|name| name == "*");
-    let names = list.iter().filter(|name| *name != "~").map(|name| if name == "." { own } else { name });
-    (!is_public).then(|| names.collect())
-}
-
 /// Returns whether a namespace sees two objects, by their namespaces and `exportTo`.
-fn meet([(one, to_one), (other, to_other)]: [(&String, &Vec<String>); 2]) -> bool {
-    match (scopes(one, to_one), scopes(other, to_other)) {
+fn meet<'a>([(one, to_one), (other, to_other)]: [(&'a String, &'a Vec<String>); 2]) -> bool {
+    let seen_in = |own, list: &'a [String]| restricted(list.iter().map(String::as_str), own);
+    match (seen_in(one, to_one), seen_in(other, to_other)) {
         (Some(one), Some(other)) => !one.is_disjoint(&other),
         _ => true,
     }

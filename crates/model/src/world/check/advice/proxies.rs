@@ -122,9 +122,12 @@ impl Report<'_> {
         for (listener, egress) in about.entry.object.spec.egress.iter().enumerate() {
             for (index, written) in egress.hosts.iter().enumerate() {
                 let Some((namespace, host)) = written.split_once('/') else { continue };
-                if host == "*" && (matches!(namespace, "*" | "." | "~") || runs_in(world, namespace))
-                    || namespace == "~"
-                {
+                let (namespace, verb) = match namespace.strip_prefix('~') {
+                    Some("") => ("*", "excludes"),
+                    Some(excluded) => (excluded, "excludes"),
+                    None => (namespace, "imports"),
+                };
+                if host == "*" && (matches!(namespace, "*" | ".") || runs_in(world, namespace)) {
                     continue;
                 }
                 let within = |of: &str| match namespace {
@@ -139,7 +142,7 @@ impl Report<'_> {
                 let found = services.any(|service| is_host(&service.fqdn()))
                     || rules.any(|rule| rule.object.spec.hosts.iter().any(|name| is_host(name)));
                 if !found {
-                    let message = format!("{written} matches no service, so it imports nothing");
+                    let message = format!("{written} matches no service, so it {verb} nothing");
                     let field = format!("spec.egress[{listener}].hosts[{index}]");
                     let remedy = "check the namespace, and write full names: NAMESPACE/NAME.NAMESPACE.svc.cluster.local";
                     self.report(about, Code::SidecarHostNotFound, field, message, remedy);
