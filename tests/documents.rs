@@ -12,7 +12,7 @@ use std::{
 };
 
 /// Subcommands whose options documents mention without the command.
-const SUBCOMMANDS: [&str; 33] = [
+const SUBCOMMANDS: [&str; 34] = [
     "up",
     "analyze",
     "call",
@@ -42,6 +42,7 @@ const SUBCOMMANDS: [&str; 33] = [
     "bench graph generate tree",
     "bench graph serve",
     "bench instructions",
+    "bench micro",
     "bench report",
     "bench run",
     "bench sign",

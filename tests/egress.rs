@@ -16,7 +16,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::{Pid, Uid},
 };
-use skysail_testkit::{Mesh, Setup, eventually};
+use skysail_testkit::{Mesh, Setup, envoy, eventually, install};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_skysail");
 
@@ -41,6 +41,9 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080}, {name: tcp, port: 443, targetPort: 8443}]
 ";
 
+/// Clients inside the inner mesh; the second has a real Envoy.
+const CLIENTS: [&str; 2] = ["front", "by-envoy"];
+
 /// The machine's /etc/hosts.
 const HOSTS: &str = "198.51.100.2 real.example other.example a.wild.example turn.example a.named.example\n\
                      127.0.1.1 self.example\n";
@@ -49,6 +52,11 @@ const INNER: &str = "
 apiVersion: v1
 kind: Pod
 metadata: {name: front}
+spec: {containers: [{name: c, image: registry.example/front, ports: [{containerPort: 8080}]}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: by-envoy}
 spec: {containers: [{name: c, image: registry.example/front, ports: [{containerPort: 8080}]}]}
 ---
 apiVersion: v1
@@ -132,10 +140,17 @@ fn assert_fails(mesh: &Mesh, from: &str, url: &str, reason: &str) {
 #[test]
 fn hosts_outside_the_mesh_are_reached_by_name_and_by_address() {
     let outer = outer();
-    let mesh = Setup::of_text(BINARY, INNER).inside(&outer, "machine").with(&["--egress"]).ready();
+    // The user of the mesh may have no access to the folder of the Envoy.
+    let program = outer.config().with_file_name("envoy");
+    install(&envoy(), &program);
+    let envoy = format!("default/by-envoy={}", program.display());
+    let inner = Setup::of_text(BINARY, INNER).inside(&outer, "machine");
+    let mesh = inner.with(&["--egress", "--envoy", &envoy]).ready();
     // Through the ServiceEntry, whose endpoint the control plane looks up, and its routes.
-    let routed = wait_world(&mesh, "front", "http://real.example/");
-    assert_eq!(routed["headers"]["x-routed"], "here", "{routed:#}");
+    for from in CLIENTS {
+        let routed = wait_world(&mesh, from, "http://real.example/");
+        assert_eq!(routed["headers"]["x-routed"], "here", "{from}: {routed:#}");
+    }
     // A port with declared protocol TLS carries bytes, which return.
     let echo = mesh.call("front", "http://real.example:443/", &[]);
     assert!(echo.body.contains("no status line"), "{echo:?}");
@@ -158,17 +173,22 @@ fn hosts_outside_the_mesh_are_reached_by_name_and_by_address() {
     assert_fails(&mesh, "bare", "http://world.default/", "not known");
 
     mesh.put("policy.yaml", REGISTRY_ONLY);
-    mesh.wait_status("front", "http://other.example/", &[], 502);
-    for host in ["real.example", "a.wild.example", "turn.example", "a.named.example"] {
-        wait_world(&mesh, "front", &format!("http://{host}/"));
-    }
     // The sidecar resolves the host of a request, whatever address the program has dialled: for hosts with
-    // DYNAMIC_DNS, and with this policy for all others.
+    // DYNAMIC_DNS, and with the second policy for all others.
     let dialled = "http://198.51.100.77/";
-    mesh.wait_status("front", dialled, &["-H", "host: a.named.example"], 200);
-    mesh.wait_status("front", dialled, &["-H", "host: other.example"], 502);
+    for from in CLIENTS {
+        mesh.wait_status(from, "http://other.example/", &[], 502);
+        for host in ["real.example", "a.wild.example", "turn.example", "a.named.example"] {
+            wait_world(&mesh, from, &format!("http://{host}/"));
+        }
+        mesh.wait_status(from, dialled, &["-H", "host: a.named.example"], 200);
+        mesh.wait_status(from, dialled, &["-H", "host: other.example"], 502);
+        // With resolution NONE, the request goes to the dialled address, where nobody listens.
+        let unresolved = mesh.call(from, dialled, &["-H", "host: a.wild.example"]);
+        assert_ne!(unresolved.status, Some(200), "{from}: {unresolved:?}");
+    }
     mesh.put("policy.yaml", &REGISTRY_ONLY.replace("REGISTRY_ONLY", "ALLOW_ANY_DYNAMIC_DNS"));
-    mesh.wait_status("front", dialled, &["-H", "host: other.example"], 200);
+    CLIENTS.iter().for_each(|from| mesh.wait_status(from, dialled, &["-H", "host: other.example"], 200));
 }
 
 fn connections_to_closed_addresses_fail_at_once(mesh: &Mesh) {

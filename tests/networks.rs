@@ -37,6 +37,16 @@ kind: Service
 metadata: {name: api, namespace: shop}
 spec: {selector: {app: api}, ports: [{name: http, port: 80, targetPort: 8080}]}
 ---
+apiVersion: v1
+kind: Pod
+metadata: {name: unlabelled, namespace: shop, labels: {app: unlabelled}}
+spec: {containers: [{name: c, image: registry.example/api, ports: [{containerPort: 8080}]}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: unlabelled, namespace: shop}
+spec: {selector: {app: unlabelled}, ports: [{name: http, port: 80, targetPort: 8080}]}
+---
 apiVersion: networking.istio.io/v1
 kind: WorkloadEntry
 metadata: {name: machine, namespace: shop}
@@ -75,6 +85,21 @@ kind: PeerAuthentication
 metadata: {name: strict, namespace: shop}
 spec: {mtls: {mode: STRICT}}
 "#;
+
+/// Networks of the mesh: without any, by address, and by the cluster of the control plane.
+const NETWORKS: [&str; 3] = [
+    "{}",
+    "{far: {endpoints: [{fromCidr: POD/32}], gateways: [{address: GATEWAY, port: 15443}]}}",
+    "{far: {endpoints: [{fromRegistry: Kubernetes}], \
+     gateways: [{registryServiceName: crossing.shop.svc.cluster.local, port: 15443}]}}",
+];
+
+fn networks(value: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: istio, namespace: istio-system}}\n\
+         data:\n  mesh: ''\n  meshNetworks: '{{networks: {value}}}'\n"
+    )
+}
 
 const GATEWAY: &str = r#"
 apiVersion: networking.istio.io/v1
@@ -119,6 +144,31 @@ fn is_reached_through_the_gateway(envoys: &[&str]) {
         Some(200),
         "its host is still served"
     );
+    mesh_networks_are_reached_through_their_gateways(&mesh);
+}
+
+/// The gateway is closed at first, so a request fails exactly if it goes there. The networks of the mesh alone name the
+/// gateway, and the network of the pod without a label.
+fn mesh_networks_are_reached_through_their_gateways(mesh: &Mesh) {
+    let closed = GATEWAY.replace("*.local", "other.shop.svc.cluster.local");
+    let urls = ["http://api.shop/", "http://unlabelled.shop/"];
+    let all = |status: u16| urls.iter().for_each(|url| mesh.wait_status("front", url, &[], status));
+    mesh.edit("mesh.yaml", "shop, labels: {topology.istio.io/network: far}}", "shop}");
+    let [none, by_address, by_cluster] = NETWORKS.map(|value| {
+        let value = value.replace("POD", &address(mesh, "unlabelled"));
+        networks(&value.replace("GATEWAY", &address(mesh, "crossing")))
+    });
+    all(200);
+    for configured in [by_address, by_cluster] {
+        mesh.put("networks.yaml", &configured);
+        all(503);
+        mesh.put("gateway.yaml", GATEWAY);
+        all(200);
+        mesh.put("gateway.yaml", &closed);
+        all(503);
+        mesh.put("networks.yaml", &none);
+        all(200);
+    }
 }
 
 #[test]
@@ -128,5 +178,5 @@ fn another_network_is_reached_through_its_gateway() {
 
 #[test]
 fn an_envoy_is_a_gateway_between_networks() {
-    is_reached_through_the_gateway(&["shop/crossing"]);
+    is_reached_through_the_gateway(&["shop/crossing", "shop/front"]);
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use skysail_testkit::Mesh;
 
-use crate::{CLIENTS, check, get, mesh_with, wait};
+use crate::{CLIENTS, check, get, mesh_with, wait, with};
 
 const RULES: &str = include_str!("balancing.yaml");
 /// Requests by which three endpoints are all seen at random; the chance to miss one is below 1e-6.
@@ -75,6 +75,19 @@ fn endpoints_are_selected() {
     }
     hashes(&mesh);
     cookies(&mesh);
+    dialled(&mesh);
+}
+
+/// A request for the host of a service reaches the pod that the client has dialled.
+fn dialled(mesh: &Mesh) {
+    let status = mesh.status();
+    let pods = status["pods"].as_array().unwrap().iter().filter(|pod| pod["workload"] == "pool");
+    for (pod, client) in pods.flat_map(|pod| CLIENTS.map(|client| (pod, client))) {
+        let url = format!("http://{}:8080/", pod["address"].as_str().unwrap());
+        wait(mesh, client, &with(&["-H", "host: dialled:8080"], &url, 200, &[]));
+        let found = only(mesh, client, &url, &["-H", "host: dialled:8080"]);
+        assert_eq!(found, pod["name"].as_str().unwrap(), "{client}");
+    }
 }
 
 /// A key selects the same pod for both proxies, and different keys select different pods.

@@ -2,12 +2,24 @@
 
 use skysail_testkit::Mesh;
 
-use crate::{CLIENTS, ask, balancing::pods, check, get, mesh_with, wait};
+use crate::{CLIENTS, OF_SOCKET, ask, balancing::pods, check, get, mesh_with, serve_socket, wait};
 
 const ENTRIES: &str = include_str!("entries.yaml");
 const LOCALITIES: &str = include_str!("localities.yaml");
 const V1: &[&str] = &["\"version\":\"v1\""];
 const V2: &[&str] = &["\"version\":\"v2\""];
+
+/// A host whose server listens at a socket in FOLDER.
+const AT_SOCKET: &str = "
+apiVersion: networking.istio.io/v1beta1
+kind: ServiceEntry
+metadata: {name: at-socket, namespace: shop}
+spec:
+  hosts: [at-socket.example.com]
+  resolution: STATIC
+  ports: [{number: 80, name: http, protocol: HTTP}]
+  endpoints: [{address: 'unix://FOLDER/server'}]
+";
 
 /// Starts the mesh, then adds objects with the addresses of its pods.
 fn start(objects: &str) -> Mesh {
@@ -25,7 +37,11 @@ fn start(objects: &str) -> Mesh {
 #[test]
 fn entries_add_hosts() {
     let mesh = start(ENTRIES);
+    let folder = tempfile::tempdir().unwrap();
+    serve_socket(&folder.path().join("server"));
+    mesh.put("socket.yaml", &AT_SOCKET.replace("FOLDER", &folder.path().to_string_lossy()));
     for client in CLIENTS {
+        wait(&mesh, client, &get("http://at-socket.example.com/", 200, &[OF_SOCKET]));
         wait(&mesh, client, &get("http://static.example.com/green", 200, V2));
         wait(&mesh, client, &get("http://internal.example.com:8000/", 200, V1));
         wait(&mesh, client, &get("http://addressed.example.com:9000/", 200, V2));

@@ -40,6 +40,7 @@ fn servers_and_listeners_are_served() {
         wait(&mesh, "plain", &with(&[], &format!("http://{gateway}:8084/"), 200, &["\"version\":\"v2\""]));
     }
     servers(&mesh);
+    protocols(&mesh);
     listeners(&mesh);
 }
 
@@ -57,6 +58,35 @@ fn servers(mesh: &Mesh) {
         let refused = ask(mesh, "plain", &with(&host, &format!("http://{gateway}:8090/port"), 296, &[]));
         assert!(refused.is_err(), "{gateway} serves a local port");
     }
+}
+
+/// Servers of HTTP2, GRPC, GRPC-WEB and MONGO.
+fn protocols(mesh: &Mesh) {
+    for gateway in GATEWAYS {
+        wait(mesh, "plain", &with(&[], &format!("http://{gateway}:8088/"), 200, &["\"version\":\"v2\""]));
+        let plain = with(&["-H", "host: rpc.example"], "", 294, &[]);
+        wait(mesh, "plain", &Case { url: &format!("http://{gateway}:8085/"), ..plain });
+        let ready = with(&["-H", "host: rpc.example"], "", 200, &["\"pod\""]);
+        wait(mesh, "plain", &Case { url: &format!("http://{gateway}:8086/"), ..ready });
+    }
+    at(mesh, 8085, "rpc.example", "/", &with(&["--http2"], "", 294, &[]));
+    at(mesh, 8085, "other.example", "/", &with(&["--http2"], "", 404, &[]));
+    let call = ["--http2", "-H", "content-type: application/grpc", "-H", "te: trailers", "-d", "hello"];
+    let answer = with(&call, "", 200, &["content-type: application/grpc", "hello"]);
+    at(mesh, 8086, "rpc.example", "/shop.Any/Any", &Case { lacks: &["\"pod\""], ..answer });
+    // A message `hello` in base64. The server of GRPC-WEB translates it, so that the service answers a call of gRPC; the
+    // one of GRPC forwards it as it is.
+    let web = [
+        "-H",
+        "content-type: application/grpc-web-text",
+        "-H",
+        "accept: application/grpc-web-text",
+        "-d",
+        "AAAAAAVoZWxsbw==",
+    ];
+    let answer = with(&web, "", 200, &["content-type: application/grpc-web-text", "AAAAAAVoZWxsb"]);
+    at(mesh, 8087, "rpc.example", "/shop.Any/Any", &Case { lacks: &["\"pod\""], ..answer });
+    at(mesh, 8086, "rpc.example", "/shop.Any/Any", &with(&web, "", 200, &["\"pod\""]));
 }
 
 fn listeners(mesh: &Mesh) {

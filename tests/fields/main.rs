@@ -12,6 +12,7 @@ mod gateway;
 mod gateway_api;
 mod gateway_api_backend_tls;
 mod gateway_api_certificates;
+mod gateway_api_edge;
 mod gateway_api_mesh;
 mod gateway_api_tls;
 mod ingress_tls;
@@ -31,6 +32,7 @@ mod mesh_config_start;
 mod mesh_config_telemetry;
 mod mesh_config_tracers;
 mod mesh_config_tracing;
+mod mesh_config_unknown_hosts;
 mod patch_operations;
 mod patches;
 mod policies;
@@ -52,6 +54,13 @@ mod workloads_entries;
 mod workloads_health;
 mod workloads_machines;
 mod workloads_services;
+
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    os::unix::net::UnixListener,
+    path::Path,
+    thread,
+};
 
 use skysail_testkit::{Mesh, Setup, eventually};
 
@@ -112,6 +121,24 @@ fn ask(mesh: &Mesh, client: &str, case: &Case<'_>) -> Result<(), String> {
     let has = |text: &&str| answer.body.contains(*text);
     let is_it = answer.status == Some(case.status) && case.has.iter().all(has) && !case.lacks.iter().any(has);
     if is_it { Ok(()) } else { Err(format!("expected {} {:?}, found {answer:?}", case.status, case.has)) }
+}
+
+/// Body of the responses of [`serve_socket`].
+const OF_SOCKET: &str = "served at a socket";
+
+/// Serves HTTP/1.1 at a Unix socket until the process ends: each connection gets one response.
+fn serve_socket(path: &Path) {
+    let listener = UnixListener::bind(path).unwrap();
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let head = BufReader::new(&stream).lines().map_while(Result::ok);
+            // The head ends with an empty line.
+            head.take_while(|line| !line.is_empty()).for_each(drop);
+            let length = OF_SOCKET.len();
+            let head = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n");
+            let _ = stream.write_all([&head, OF_SOCKET].concat().as_bytes());
+        }
+    });
 }
 
 /// Waits until one line of a log has all these texts. `of` are arguments of `skysail logs`.

@@ -49,6 +49,10 @@ fn settings_hold_for_all_proxies() {
             get("http://unexported.discovered/", 502, &[]),
             get("http://hidden.other/", 502, &[]),
             get("http://exported/", 200, &["\"caller\":\"spiffe://"]),
+            with(&["-H", "host: public.example"], "http://exported/", 200, &["guest"]),
+            with(&["-H", "host: own.example"], "http://exported/", 200, &["\"version\""]),
+            with(&["-H", "host: foreign.example"], "http://exported/", 502, &[]),
+            with(&["-H", "host: none.example"], "http://exported/", 502, &[]),
         ];
         check(&mesh, &[client], &hidden);
     }

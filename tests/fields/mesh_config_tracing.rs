@@ -10,12 +10,19 @@ const PAIRS: [(&str, &str); 2] = [("by-skysail", "ours"), ("by-envoy", "theirs")
 #[test]
 fn proxies_report_to_their_own_collector() {
     let rules = include_str!("mesh_config_tracing.yaml");
-    let mesh = mesh_with(rules, &["shop/by-envoy", "shop/api-v2"]).ready();
+    let mesh = mesh_with(rules, &["shop/by-envoy", "shop/api-v2", "shop/annotated-envoy"]).ready();
     let collector = Collector::start(&mesh, "collector");
     // A name with one dot is that of a Kubernetes Service, or else a host of a ServiceEntry.
     for address in ["collector.shop:81", "spans.example:81"] {
         mesh.edit("rules.yaml", "collector.shop:81", address);
         spans_arrive(&mesh, &collector, address.trim_end_matches(":81"));
+    }
+    for client in ["annotated-skysail", "annotated-envoy"] {
+        let path = format!("/{client}/long-path-to-its-END");
+        let url = format!("http://ours{path}");
+        let texts = ["/api/v2/spans", &path[..29], "pod-literal", "istio.mesh_id"];
+        let line = collector.wait_after("spans", &texts, || check(&mesh, &[client], &[get(&url, 200, &[])]));
+        assert!(!line.contains("END") && !line.contains("own-variable"), "{line}");
     }
 }
 

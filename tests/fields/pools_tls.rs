@@ -3,17 +3,22 @@
 use std::{fs, path::Path};
 
 use rcgen::{
-    CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DistinguishedName, DnType, IsCa,
-    KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
+    Certificate, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DistinguishedName,
+    DnType, IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
 };
 
-use crate::{CLIENTS, get, mesh_with, pools_connections::address, secure::secret, wait, wait_logged};
+use crate::{
+    CLIENTS, get, mesh_with,
+    pools_connections::address,
+    secure::{secret, sha256},
+    wait, wait_logged,
+};
 
 const RULES: &str = include_str!("pools_tls.yaml");
 /// Serial number of the server's certificate.
 const SERIAL: u64 = 4711;
 
-type Issuer = CertifiedIssuer<'static, KeyPair>;
+pub(crate) type Issuer = CertifiedIssuer<'static, KeyPair>;
 
 fn named(name: &str) -> DistinguishedName {
     let mut subject = DistinguishedName::new();
@@ -21,7 +26,7 @@ fn named(name: &str) -> DistinguishedName {
     subject
 }
 
-fn issuer(name: &str) -> Issuer {
+pub(crate) fn issuer(name: &str) -> Issuer {
     let mut params = CertificateParams::default();
     params.distinguished_name = named(name);
     params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
@@ -29,13 +34,13 @@ fn issuer(name: &str) -> Issuer {
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
-/// Returns a certificate and its key.
-fn member(issuer: &Issuer, name: &str, serial: u64) -> (String, String) {
+/// Returns a certificate and its key in PEM.
+pub(crate) fn member(issuer: &Issuer, name: &str, serial: u64) -> (Certificate, String) {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
     params.distinguished_name = named(&format!("member {name}"));
     params.serial_number = Some(SerialNumber::from(serial));
-    (params.signed_by(&key, issuer).unwrap().pem(), key.serialize_pem())
+    (params.signed_by(&key, issuer).unwrap(), key.serialize_pem())
 }
 
 /// Returns a list of one revoked certificate.
@@ -57,23 +62,30 @@ pub(crate) fn revocations(issuer: &Issuer, serial: u64) -> String {
     list.signed_by(issuer).unwrap().pem().unwrap()
 }
 
-/// Writes the files that the rules name, and returns the Secrets.
-fn write_files(folder: &Path) -> String {
+/// Writes the files that the rules name. Returns the Secrets, and the hash of the certificate in Secret
+/// `member`.
+fn write_files(folder: &Path) -> (String, String) {
     let (root, other) = (issuer("root"), issuer("other"));
     let write = |name: &str, text: &str| fs::write(folder.join(name), text).unwrap();
     write("root.crt", &root.pem());
     write("other.crt", &other.pem());
     for (name, issuer) in [("member", &root), ("stranger", &other)] {
         let (chain, key) = member(issuer, name, 1);
-        write(&format!("{name}.crt"), &chain);
+        write(&format!("{name}.crt"), &chain.pem());
         write(&format!("{name}.key"), &key);
     }
+    let pair = |name: &str, (chain, key): (Certificate, String)| {
+        secret(name, &[("tls.crt", chain.pem()), ("tls.key", key), ("ca.crt", root.pem())])
+    };
+    let known = member(&root, "member", 2);
+    let hash: String = sha256(known.0.der()).iter().map(|byte| format!("{byte:02x}")).collect();
+    let of_members = pair("member", known) + &pair("stranger", member(&other, "stranger", 2));
     let lists = [("revoked", SERIAL), ("unrevoked", SERIAL + 1)];
     let lists = lists.map(|(name, serial)| (name, revocations(&root, serial)));
     lists.iter().for_each(|(name, list)| write(&format!("{name}.crl"), list));
-    let (chain, key) = member(&root, "server.example", SERIAL);
     let of_lists = lists.map(|(name, list)| secret(name, &[("ca.crt", root.pem()), ("ca.crl", list)]));
-    secret("edge", &[("tls.crt", chain), ("tls.key", key), ("ca.crt", root.pem())]) + &of_lists.concat()
+    let edge = pair("edge", member(&root, "server.example", SERIAL));
+    (edge + &of_members + &of_lists.concat(), hash)
 }
 
 fn entry(host: &str, address: &str, port: u16) -> String {
@@ -87,7 +99,7 @@ fn entry(host: &str, address: &str, port: u16) -> String {
 
 #[test]
 fn certificates_are_in_files() {
-    const HOSTS: [(&str, u16, u16); 14] = [
+    const HOSTS: [(&str, u16, u16); 16] = [
         ("trusted", 8443, 298),
         ("distrusted", 8443, 503),
         ("unverified", 8443, 298),
@@ -102,9 +114,11 @@ fn certificates_are_in_files() {
         ("named", 8443, 298),
         ("misnamed", 8443, 503),
         ("secret", 8443, 298),
+        ("secret-member", 8444, 298),
+        ("secret-stranger", 8444, 503),
     ];
     let folder = tempfile::tempdir().unwrap();
-    let secret = write_files(folder.path());
+    let (secret, hash) = write_files(folder.path());
     let rules = RULES.replace("FOLDER", &folder.path().to_string_lossy());
     let mesh = mesh_with(&[rules, secret].concat(), &["shop/by-envoy"]).ready();
     let edge = address(&mesh, "edge");
@@ -116,6 +130,11 @@ fn certificates_are_in_files() {
         for client in clients {
             wait(&mesh, client, &get(&format!("http://{host}.example.com/"), status, texts));
         }
+    }
+    // The server behind the gateway sees the certificate of the Secret.
+    let hash = format!("Hash={hash}");
+    for client in CLIENTS {
+        wait(&mesh, client, &get("http://secret-member.example.com/certificate", 200, &[&hash]));
     }
 }
 

@@ -9,12 +9,13 @@ use std::{
 };
 
 use rcgen::{
-    CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, PublicKeyData as _,
+    CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, PKCS_ECDSA_P256_SHA256,
+    PKCS_RSA_SHA256, PublicKeyData as _,
 };
 use rustls::{
     CipherSuite, ClientConfig, ClientConnection, NamedGroup, ProtocolVersion, RootCertStore, StreamOwned,
     SupportedProtocolVersion,
-    crypto::aws_lc_rs::default_provider,
+    crypto::{CryptoProvider, aws_lc_rs::default_provider},
     pki_types::{PrivateKeyDer, ServerName},
     version::{TLS12, TLS13},
 };
@@ -28,6 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 static ALL: [&SupportedProtocolVersion; 2] = [&TLS12, &TLS13];
 static OLD: [&SupportedProtocolVersion; 1] = [&TLS12];
+static NEW: [&SupportedProtocolVersion; 1] = [&TLS13];
+/// Names of keys of both kinds, as their Secrets and files have them.
+const KINDS: [(&str, KeyKind); 2] = [("of-rsa", KeyKind::Rsa), ("of-ecdsa", KeyKind::Ecdsa)];
 
 pub(crate) type Issuer = CertifiedIssuer<'static, KeyPair>;
 
@@ -37,11 +41,20 @@ pub(crate) struct Member {
     pub(crate) key: KeyPair,
 }
 
+/// Kind of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeyKind {
+    Rsa,
+    Ecdsa,
+}
+
 /// What a client offers.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Offer<'a> {
     pub(crate) versions: Option<&'static [&'static SupportedProtocolVersion]>,
     pub(crate) member: Option<&'a Member>,
+    /// Kind of the keys whose signatures it accepts; `None` for both.
+    pub(crate) signatures: Option<KeyKind>,
 }
 
 /// Result of a handshake and a request.
@@ -49,6 +62,37 @@ pub(crate) struct Spoken {
     version: Option<ProtocolVersion>,
     suite: Option<CipherSuite>,
     group: Option<NamedGroup>,
+    /// Certificate of the server.
+    server: Vec<u8>,
+}
+
+impl Offer<'_> {
+    /// Returns the cryptography of a client that accepts signatures of these keys alone.
+    fn provider(&self) -> CryptoProvider {
+        let mut provider = default_provider();
+        let Some(kind) = self.signatures else { return provider };
+        let (other_suite, scheme) = match kind {
+            KeyKind::Rsa => ("_ECDSA_", "RSA_"),
+            KeyKind::Ecdsa => ("_RSA_", "ECDSA_"),
+        };
+        let suite = |suite: &rustls::SupportedCipherSuite| format!("{:?}", suite.suite());
+        provider.cipher_suites.retain(|of| !suite(of).contains(other_suite));
+        let algorithms = &mut provider.signature_verification_algorithms;
+        let mut mapping = algorithms.mapping.to_vec();
+        mapping.retain(|(of, _)| format!("{of:?}").starts_with(scheme));
+        algorithms.mapping = mapping.leak();
+        provider
+    }
+}
+
+/// Returns a certificate for a name with a key of each kind, by the names of `KINDS`.
+pub(crate) fn of_both_kinds(issuer: &Issuer, name: &str) -> [(&'static str, Member); 2] {
+    KINDS.map(|(file, kind)| {
+        let algorithm = if kind == KeyKind::Rsa { &PKCS_RSA_SHA256 } else { &PKCS_ECDSA_P256_SHA256 };
+        let key = KeyPair::generate_for(algorithm).unwrap();
+        let chain = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, issuer).unwrap();
+        (file, Member { chain, key })
+    })
 }
 
 pub(crate) fn issuer(name: &str) -> Issuer {
@@ -81,8 +125,8 @@ pub(crate) fn secret(name: &str, entries: &[(&str, String)]) -> String {
     )
 }
 
-/// SHA-256 of some bytes.
-fn sha256(bytes: &[u8]) -> Vec<u8> {
+/// Returns the SHA-256 of bytes.
+pub(crate) fn sha256(bytes: &[u8]) -> Vec<u8> {
     let suite = rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256;
     suite.tls13().unwrap().common.hash_provider.hash(bytes).as_ref().to_vec()
 }
@@ -124,7 +168,7 @@ impl Edges {
         offer: Offer<'_>,
     ) -> Result<Spoken, String> {
         let versions = offer.versions.unwrap_or(&ALL);
-        let config = ClientConfig::builder_with_provider(Arc::new(default_provider()));
+        let config = ClientConfig::builder_with_provider(Arc::new(offer.provider()));
         let config = config.with_protocol_versions(versions).unwrap();
         let config = config.with_root_certificates(Arc::clone(&self.roots));
         let config = match offer.member {
@@ -154,6 +198,7 @@ impl Edges {
             version: stream.conn.protocol_version(),
             suite: stream.conn.negotiated_cipher_suite().map(|suite| suite.suite()),
             group: stream.conn.negotiated_key_exchange_group().map(|group| group.name()),
+            server: stream.conn.peer_certificates().unwrap()[0].to_vec(),
         })
     }
 
@@ -167,6 +212,19 @@ impl Edges {
         self.addresses.map(|address| {
             eventually(&format!("{host} is served at {address}"), || self.ask(address, host, offer))
         })
+    }
+
+    /// Checks that both gateways present the certificate whose key the client accepts.
+    pub(crate) fn present(&self, host: &'static str, both: &[(&str, Member); 2]) {
+        for ((name, kind), (_, member)) in KINDS.iter().zip(both) {
+            for versions in [&OLD[..], &NEW[..]] {
+                let offer = Offer { versions: Some(versions), signatures: Some(*kind), ..Offer::default() };
+                for spoken in self.accept(host, offer) {
+                    assert_eq!(spoken.version, Some(versions[0].version), "{host}");
+                    assert!(spoken.server == member.chain.der().to_vec(), "{host}: another than {name}");
+                }
+            }
+        }
     }
 
     /// Checks that both gateways refuse a client of a host that they serve.
@@ -189,19 +247,31 @@ fn servers_have_their_tls_settings() {
     let (servers, clients, others) = (issuer("servers"), issuer("clients"), issuer("others"));
     let web = {
         let names = ["newer", "older", "several", "optional", "roots", "names", "pins", "keys"];
-        let names: Vec<String> = names.iter().map(|name| format!("{name}.example")).collect();
+        let names = names.into_iter().chain(["generic", "generic-mutual", "generic-beside"]);
+        let names: Vec<String> = names.map(|name| format!("{name}.example")).collect();
         let key = KeyPair::generate().unwrap();
         let chain = CertificateParams::new(names).unwrap().signed_by(&key, &servers).unwrap();
-        let entries = [("tls.crt", chain.pem()), ("tls.key", key.serialize_pem()), ("ca.crt", clients.pem())];
-        secret("web", &entries)
+        let entries = [chain.pem(), key.serialize_pem(), clients.pem()];
+        let with =
+            |names: [&'static str; 3]| std::array::from_fn::<_, 3, _>(|at| (names[at], entries[at].clone()));
+        let generic = with(["cert", "key", "cacert"]);
+        // The roots of the last Secret precede those beside the certificate.
+        secret("web", &with(["tls.crt", "tls.key", "ca.crt"]))
+            + &secret("generic", &generic)
+            + &secret("generic-beside", &generic)
+            + &secret("generic-beside-cacert", &[("cacert", others.pem())])
     };
+    let both = of_both_kinds(&servers, "kinds.example");
+    let of_both = both
+        .each_ref()
+        .map(|(name, of)| secret(name, &[("tls.crt", of.chain.pem()), ("tls.key", of.key.serialize_pem())]));
     let roots = secret("roots", &[("ca.crt", others.pem())]);
     let (known, named, stranger) =
         (member(&clients, "client"), member(&clients, "member"), member(&others, "member"));
     let pin: String = sha256(named.chain.der()).iter().map(|byte| format!("{byte:02x}")).collect();
     let spki = base64(&sha256(&named.key.subject_public_key_info()));
     let rules = RULES.replace("PIN", &pin).replace("SPKI", &spki);
-    let setup = mesh_with(&[rules, web, roots].join(""), &["shop/edge-envoy"]);
+    let setup = mesh_with(&[rules, web, roots, of_both.concat()].join(""), &["shop/edge-envoy"]);
     let mesh = setup.with(&["-p", "0:edge-skysail:443", "-p", "0:edge-envoy:443"]).ready();
     let edges = Edges::of(&mesh, &servers);
     let without = Offer::default();
@@ -226,6 +296,15 @@ fn servers_have_their_tls_settings() {
     for host in ["names.example", "pins.example", "keys.example"] {
         edges.accept(host, with(&named));
         edges.refuse(host, with(&known));
+        edges.refuse(host, without);
+    }
+    edges.present("kinds.example", &both);
+    edges.accept("generic.example", without);
+    for (host, accepted, refused) in
+        [("generic-mutual.example", &known, &stranger), ("generic-beside.example", &stranger, &known)]
+    {
+        edges.accept(host, with(accepted));
+        edges.refuse(host, with(refused));
         edges.refuse(host, without);
     }
 }

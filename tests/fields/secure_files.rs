@@ -8,12 +8,12 @@ use skysail_testkit::eventually;
 use crate::{
     get, mesh_with,
     pools_tls::revocations,
-    secure::{Edges, Issuer, Member, Offer, issuer, member, secret},
+    secure::{Edges, Issuer, Member, Offer, issuer, member, of_both_kinds, secret},
     wait,
 };
 
 const RULES: &str = include_str!("secure_files.yaml");
-const HOSTS: [&str; 7] = [
+const HOSTS: [&str; 8] = [
     "one.example",
     "roots.example",
     "pairs.example",
@@ -21,6 +21,7 @@ const HOSTS: [&str; 7] = [
     "mesh.example",
     "listed.example",
     "unlisted.example",
+    "untrusted.example",
 ];
 
 /// Replaces a file as a whole, as a mounted Secret does.
@@ -61,6 +62,11 @@ fn servers_have_certificates_in_files() {
     let mut entries = vec![("tls.crt", chain), ("tls.key", key), ("ca.crt", clients.pem())];
     let unlisted = secret("unlisted", &entries);
     entries.push(("ca.crl", lists));
+    let both = of_both_kinds(&servers, "kinds.example");
+    for (name, of) in &both {
+        put(folder.path(), &format!("{name}.crt"), &of.chain.pem());
+        put(folder.path(), &format!("{name}.key"), &of.key.serialize_pem());
+    }
     let rules = RULES.replace("FOLDER", &folder.path().to_string_lossy());
     let rules = [rules, unlisted, secret("listed", &entries)].concat();
     let setup = mesh_with(&rules, &["shop/edge-envoy"]);
@@ -74,6 +80,7 @@ fn servers_have_certificates_in_files() {
     for host in ["one.example", "pairs.example"] {
         edges.accept(host, without);
     }
+    edges.present("kinds.example", &both);
     for (host, accepted, refused) in
         [("roots.example", &known, &stranger), ("pairs-roots.example", &stranger, &known)]
     {
@@ -85,10 +92,17 @@ fn servers_have_certificates_in_files() {
         edges.accept(host, with(&known));
         edges.refuse(host, with(&revoked));
     }
+    // insecureSkipVerify admits any certificate, but no client without one.
+    for client in [&known, &stranger] {
+        edges.accept("untrusted.example", with(client));
+    }
+    edges.refuse("untrusted.example", without);
     // A client of the mesh is accepted; insecureSkipVerify admits no other.
-    wait(&mesh, "by-skysail", &get("http://mesh.example/", 298, &[]));
-    edges.refuse("mesh.example", with(&known));
-    edges.refuse("mesh.example", without);
+    for host in ["mesh.example", "mesh-envoy.example"] {
+        wait(&mesh, "by-skysail", &get(&format!("http://{host}/"), 298, &[]));
+        edges.refuse(host, with(&known));
+        edges.refuse(host, without);
+    }
 
     // New files take effect without another change.
     put_server(folder.path(), &newer);

@@ -2,19 +2,23 @@
 
 use skysail_testkit::eventually;
 
-use crate::{BINARY, CLIENTS, check, get, mesh_with, wait, with};
+use crate::{BINARY, CLIENTS, OF_SOCKET, check, get, mesh_with, serve_socket, wait, with};
 
 const RULES: &str = include_str!("sidecar.yaml");
 
 #[test]
 fn workloads_reach_and_serve_what_is_listed() {
-    let mesh = mesh_with(RULES, &["shop/by-envoy", "shop/inner-envoy"]).ready();
+    let folder = tempfile::tempdir().unwrap();
+    serve_socket(&folder.path().join("workload"));
+    let rules = RULES.replace("FOLDER", &folder.path().to_string_lossy());
+    let mesh = mesh_with(&rules, &["shop/by-envoy", "shop/inner-envoy"]).ready();
     let servers = ["inner-skysail", "inner-envoy"];
     for client in CLIENTS {
         wait(&mesh, client, &get("http://api/", 200, &["\"pod\""]));
         for server in servers {
             wait(&mesh, client, &get(&format!("http://{server}/"), 200, &[server]));
             wait(&mesh, client, &get(&format!("http://{server}:81/"), 200, &[server]));
+            wait(&mesh, client, &get(&format!("http://{server}:82/"), 200, &[OF_SOCKET]));
         }
     }
     let local = with(&["-H", "host: api.shop:8081"], "http://127.0.0.1:8081/", 200, &["\"pod\""]);

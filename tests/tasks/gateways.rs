@@ -3,7 +3,7 @@
 use std::{fs, net::SocketAddr};
 
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
-use skysail_testkit::{Client, eventually, wait_response};
+use skysail_testkit::{Client, Mesh, eventually, wait_response};
 
 use crate::{app_with, apply, assert_quiet, folder, logged, remove, wait_answer};
 
@@ -58,14 +58,48 @@ fn traffic_to_hosts_outside_is_controlled() {
     remove(&mesh, "egress-control");
 
     apply(&mesh, "egress-gateway");
-    wait_answer(&mesh, known, &[], 200, "secure-partner speaks TLS");
+    passes_the_gateway(&mesh, known);
+    assert_quiet(&mesh);
+}
+
+#[test]
+fn an_envoy_is_an_egress_gateway() {
+    let setup = app_with(&["egress-gateway"]);
+    let mesh = setup.with_envoys(&["default/page", "default/egress"]).ready();
+    passes_the_gateway(&mesh, "http://api.partner.example/");
+}
+
+/// Requests for a host outside pass the egress gateway, which verifies the host, and has a certificate if the host
+/// demands one.
+fn passes_the_gateway(mesh: &Mesh, url: &str) {
+    wait_answer(mesh, url, &[], 200, "secure-partner speaks TLS");
     eventually("the request passed the gateway", || {
-        logged(&mesh, &["egress", "-c", "proxy"], &["api.partner.example", " 200 "])
+        logged(mesh, &["egress", "-c", "proxy"], &["api.partner.example", " 200 "])
     });
     // The gateway refuses a host with another certificate.
     mesh.edit("egress-gateway-egress.yaml", "subjectAltNames: [api", "subjectAltNames: [another");
-    wait_answer(&mesh, known, &[], 503, "");
-    assert_quiet(&mesh);
+    wait_answer(mesh, url, &[], 503, "");
+    mesh.edit("egress-gateway-egress.yaml", "subjectAltNames: [another", "subjectAltNames: [api");
+    wait_answer(mesh, url, &[], 200, "secure-partner speaks TLS");
+
+    // The host accepts clients with a certificate of this authority only. The gateway gets its own from a Secret.
+    let read = |file: &str| fs::read_to_string(folder("secure-ingress").join(file)).unwrap();
+    let (root, chain, key) = (read("root.crt"), read("member.crt"), read("member.key"));
+    let of_host = secret("secure-partner-certificate-cacert", &[("ca.crt", &root)]);
+    let of_gateway = secret("pair", &[("tls.crt", &chain), ("tls.key", &key), ("ca.crt", &root)]);
+    mesh.put("secrets.yaml", &[of_host, of_gateway].join("---\n"));
+    mesh.edit("egress-gateway-outside.yaml", "tls: {mode: SIMPLE", "tls: {mode: MUTUAL");
+    wait_answer(mesh, url, &[], 503, "");
+    let client = "{mode: SIMPLE, credentialName: partner-root";
+    mesh.edit("egress-gateway-egress.yaml", client, "{mode: MUTUAL, credentialName: pair");
+    wait_answer(mesh, url, &[], 200, "secure-partner speaks TLS");
+}
+
+/// Returns a Secret with these keys and values.
+fn secret(name: &str, entries: &[(&str, &str)]) -> String {
+    let block = |text: &str| text.lines().map(|line| format!("    {line}\n")).collect::<String>();
+    let entries: String = entries.iter().map(|(key, text)| format!("  {key}: |\n{}", block(text))).collect();
+    format!("apiVersion: v1\nkind: Secret\nmetadata: {{name: {name}}}\nstringData:\n{entries}")
 }
 
 /// Returns a client that trusts the authority of the examples, with or without the certificate of a member.
