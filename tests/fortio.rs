@@ -5,13 +5,15 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use std::{
-    io::{BufRead as _, BufReader},
+    fmt::Write as _,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::OnceLock,
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use skysail_testkit::go_program;
 
 /// A process that ends with the test.
@@ -51,9 +53,15 @@ fn fortio_server() -> (Process, [String; 3]) {
     let ports = ["-http-port", "-grpc-port", "-tcp-port"].map(|name| [name, "127.0.0.1:0"]);
     let mut command = fortio();
     command.arg("server").args(ports.as_flattened());
-    command.args(["-redirect-port", "disabled", "-udp-port", "disabled", "-logger-json=false"]);
+    command.args(["-redirect-port", "disabled", "-udp-port", "disabled"]);
+    fortio_serving(command, ["http-echo", "grpc", "tcp-echo"])
+}
+
+/// Starts servers of Fortio. Returns the addresses of those with these words in their names.
+fn fortio_serving<const N: usize>(mut command: Command, names: [&str; N]) -> (Process, [String; N]) {
+    command.arg("-logger-json=false");
     let mut process = Process(command.stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
-    let mut found = [const { None }; 3];
+    let mut found = [const { None }; N];
     let (errors, output) = (process.0.stderr.take().unwrap(), process.0.stdout.take().unwrap());
     let (sender, lines) = std::sync::mpsc::channel();
     for reader in [Box::new(errors) as Box<dyn std::io::Read + Send>, Box::new(output)] {
@@ -63,13 +71,14 @@ fn fortio_server() -> (Process, [String; 3]) {
             BufReader::new(reader).lines().map_while(Result::ok).for_each(|line| _ = sender.send(line));
         });
     }
+    drop(sender);
     while found.iter().any(Option::is_none) {
         let line = lines.recv().unwrap();
         // "Fortio 1.66.0 grpc 'ping' server listening on tcp 127.0.0.1:1234", and the same for tcp-echo and http-echo.
         let Some((name, address)) = line.split_once(" server listening on tcp ") else { continue };
         let address =
             address.split_whitespace().next().unwrap().trim_end_matches(|c: char| !c.is_ascii_digit());
-        let index = ["http-echo", "grpc", "tcp-echo"].iter().position(|known| name.contains(known));
+        let index = names.iter().position(|known| name.contains(known));
         if let Some(index) = index {
             found[index] = Some(address.to_owned());
         }
@@ -110,6 +119,13 @@ fn each_sends_to_the_server_of_the_other() {
     }
 }
 
+/// Reads a result with Fortio's types.
+fn read_by_fortio(file: &Path) -> Value {
+    let output = fortio().arg("read").arg(file).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
 #[test]
 fn each_reads_the_results_of_the_other() {
     let folder = tempfile::tempdir().unwrap();
@@ -126,18 +142,14 @@ fn each_reads_the_results_of_the_other() {
     let result: Value = serde_json::from_slice(&std::fs::read(&ours).unwrap()).unwrap();
     load(fortio(), &flags("theirs"), &theirs);
 
-    let read = |file: &Path| {
-        let output = fortio().arg("read").arg(file).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice::<Value>(&output.stdout).unwrap()
-    };
-    let (first, second) = (read(&ours), read(&theirs));
-    for field in ["type", "qps", "connections", "url", "count", "percentiles"] {
+    let (first, second) = (read_by_fortio(&ours), read_by_fortio(&theirs));
+    assert_eq!((first["buckets"].as_u64(), second["buckets"].as_u64()), (Some(400), Some(400)));
+    let (first, second) = (&first["result"], &second["result"]);
+    for field in ["RunType", "RequestedQPS", "RequestedDuration", "NumThreads", "URL", "Uniform", "Exactly"] {
         assert_eq!(first[field], second[field], "{field}: {first} {second}");
     }
-    assert_eq!((first["count"].as_u64(), first["buckets"].as_u64()), (Some(400), Some(400)));
-    assert_eq!(first["codes"], result["RetCodes"]);
-    assert_eq!(first["labels"], "ours");
+    assert_eq!(first["RetCodes"], result["RetCodes"]);
+    assert_eq!(first["Labels"], "ours");
     let p50 = result["DurationHistogram"]["Percentiles"][0]["Value"].as_f64().unwrap();
     let bucket = result["DurationHistogram"]["Data"].as_array().unwrap().iter();
     let bucket = bucket.clone().find(|bucket| bucket["Percent"].as_f64() >= Some(50.0)).unwrap();
@@ -148,4 +160,159 @@ fn each_reads_the_results_of_the_other() {
     let text = String::from_utf8(output.stdout).unwrap();
     let Some(row) = text.lines().find(|line| line.contains("| theirs")) else { panic!("{text}") };
     assert!(row.contains("| 400 |") || row.contains("     400 |"), "{text}");
+}
+
+/// Fields of every result of Fortio, and those of single types.
+const OF_ALL: [&str; 17] = [
+    "RunType",
+    "Labels",
+    "RequestedQPS",
+    "RequestedDuration",
+    "ActualQPS",
+    "ActualDuration",
+    "NumThreads",
+    "Version",
+    "DurationHistogram",
+    "ErrorsDurationHistogram",
+    "Exactly",
+    "Jitter",
+    "Uniform",
+    "NoCatchUp",
+    "RunID",
+    "ID",
+    "RetCodes",
+];
+const OF_HTTP: &[&str] =
+    &["IPCountMap", "URL", "Sizes", "HeaderSizes", "Sockets", "SocketCount", "ConnectionStats", "AbortOn"];
+const OF_GRPC: &[&str] = &["Destination", "Streams", "Ping"];
+const OF_TCP: &[&str] = &["Destination", "SocketCount"];
+
+#[test]
+fn fortio_reads_and_reports_every_type_of_result() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("theirs.json");
+    let results = folder.path().join("results");
+    std::fs::create_dir(&results).unwrap();
+    let (_server, [http, grpc, tcp]) = our_server();
+    let mut report = fortio();
+    report
+        .args(["report", "-http-port", "127.0.0.1:0", "-redirect-port", "disabled", "-data-dir"])
+        .arg(&results);
+    let (_report, [page]) = fortio_serving(report, ["report"]);
+    for (labels, fields, flags) in [
+        ("HTTP", OF_HTTP, format!("http://{http}/?size=100")),
+        ("HTTP2", OF_HTTP, format!("-h2 http://{http}/")),
+        ("health", OF_GRPC, format!("-grpc {grpc}")),
+        ("ping", OF_GRPC, format!("-grpc -ping -payload hello {grpc}")),
+        ("TCP", OF_TCP, format!("tcp://{tcp}")),
+    ] {
+        let flags = format!("-qps 400 -c 2 -n 40 -uniform -labels {labels} {flags}");
+        let theirs = load(fortio(), &flags, &file);
+        let mut command = skysail();
+        command.args(["load", "-a", "-data-dir"]).arg(&results).args(flags.split(' '));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let entries = std::fs::read_dir(&results).unwrap().map(|entry| entry.unwrap().path());
+        let saved = entries.filter(|path| path.to_string_lossy().ends_with(&format!("_{labels}.json")));
+        let saved: Vec<PathBuf> = saved.collect();
+        let [saved] = &saved[..] else { panic!("not one result {labels}: {saved:?}") };
+        let text = std::fs::read_to_string(saved).unwrap();
+        let ours: Value = serde_json::from_str(&text).unwrap();
+
+        let read = read_by_fortio(saved);
+        assert_eq!(read["buckets"], 40, "{flags}");
+        assert!(ours["StartTime"].as_str().unwrap().starts_with(&read["year"].to_string()), "{flags}");
+        for field in OF_ALL.iter().chain(fields) {
+            let (ours, read) = (&ours[field], &read["result"][field]);
+            assert!(is_alike(ours, read), "{flags}: {field}: {ours}, read as {read}");
+        }
+        for field in ["RunType", "RequestedQPS", "RequestedDuration", "NumThreads", "Exactly", "RetCodes"]
+            .iter()
+            .chain(
+                fields.iter().filter(|field| matches!(**field, "URL" | "Destination" | "Streams" | "Ping")),
+            )
+        {
+            assert_eq!(ours[field], theirs[field], "{flags}: {field}");
+        }
+        let name = saved.file_name().unwrap().to_str().unwrap();
+        assert!(get(&page, "/").contains(&format!("<option value=\"{name}\"")), "{name} is listed");
+        assert_eq!(get(&page, &format!("/data/{name}")), text, "{name}");
+    }
+}
+
+/// Returns whether Fortio has read a value as it is. Numbers may have been rounded, and fields that Fortio does not have
+/// are missing.
+fn is_alike(written: &Value, read: &Value) -> bool {
+    match (written, read) {
+        (Value::Number(written), Value::Number(read)) => {
+            let (written, read) = (written.as_f64().unwrap(), read.as_f64().unwrap());
+            (written - read).abs() <= 1e-12 * written.abs()
+        }
+        (Value::Array(written), Value::Array(read)) => {
+            written.len() == read.len() && written.iter().zip(read).all(|(one, other)| is_alike(one, other))
+        }
+        (Value::Object(written), Value::Object(read)) => {
+            written.iter().all(|(name, one)| is_alike(one, read.get(name).unwrap_or(&Value::Null)))
+        }
+        (written, read) => written == read,
+    }
+}
+
+/// Returns the body of a page.
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET {path} HTTP/1.0\r\nhost: {address}\r\n\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.0 200 "), "{path}: {head}");
+    body.to_owned()
+}
+
+/// Both programs send at the same rate, in turns. `SKYSAIL_REPORT=1` runs more rounds and prints the latencies:
+/// `SKYSAIL_REPORT=1 cargo test -p skysail --test fortio rate -- --nocapture`.
+#[test]
+fn both_send_every_request_of_a_rate() {
+    const RATE: u64 = 200;
+    const SECONDS: u64 = 3;
+    let prints = std::env::var_os("SKYSAIL_REPORT").is_some();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("result.json");
+    let (_server, [http, ..]) = our_server();
+    let common = format!("-qps {RATE} -c 4 -uniform -p 50,90,99 -r 0.00001");
+    let mut table =
+        String::from("| round | program | requests/s | P50 | P90 | P99 |\n|---|---|---|---|---|---|\n");
+    for round in 1..=if prints { 5 } else { 2 } {
+        // At the end of a duration, Fortio leaves out requests that are late. So it gets their number.
+        let theirs = load(fortio(), &format!("{common} -n {} http://{http}/", RATE * SECONDS), &file);
+        let ours = load(skysail(), &format!("{common} -t {SECONDS}s http://{http}/"), &file);
+        for (program, result, histogram) in [
+            ("Fortio", &theirs, "DurationHistogram"),
+            ("skysail, since sent", &ours, "SinceSentHistogram"),
+            ("skysail, since due", &ours, "DurationHistogram"),
+        ] {
+            assert_eq!(result["RetCodes"], json!({"200": RATE * SECONDS}), "{program}");
+            assert_eq!(result["ErrorsDurationHistogram"]["Count"], 0, "{program}");
+            // The last request is due one interval of a connection before the end, at the earliest.
+            let (took, end) = (result["ActualDuration"].as_u64().unwrap(), SECONDS * 1_000_000_000);
+            assert!(took >= end - 4 * 1_000_000_000 / RATE, "{program} exceeds the rate: {took} ns");
+            let histogram = &result[histogram];
+            assert_eq!(histogram["Count"], RATE * SECONDS, "{program}");
+            let percentiles: Vec<f64> = histogram["Percentiles"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|one| one["Value"].as_f64().unwrap())
+                .collect();
+            let (min, max) = (histogram["Min"].as_f64().unwrap(), histogram["Max"].as_f64().unwrap());
+            let ordered = [&[min][..], &percentiles, &[max]].concat();
+            assert!(percentiles.len() == 3 && ordered.is_sorted(), "{program}: {ordered:?}");
+            let times: Vec<String> = percentiles.iter().map(|time| format!("{:.0} µs", time * 1e6)).collect();
+            let rate = result["ActualQPS"].as_f64().unwrap();
+            let _ = writeln!(table, "| {round} | {program} | {rate:.1} | {} |", times.join(" | "));
+        }
+    }
+    if prints {
+        println!("{table}");
+    }
 }

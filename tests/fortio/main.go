@@ -1,16 +1,20 @@
 // Command fortio reads a result with Fortio's own types, or runs Fortio. It is the peer of tests/fortio.rs.
 //
-//	fortio read FILE         prints what Fortio's types hold of a result
-//	fortio load|server ...   is Fortio
+//	fortio read FILE                prints what Fortio's types hold of a result
+//	fortio load|report|server ...   is Fortio
 package main
 
 import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"strings"
 
 	"fortio.org/fortio/cli"
+	"fortio.org/fortio/fgrpc"
 	"fortio.org/fortio/fhttp"
+	"fortio.org/fortio/periodic"
+	"fortio.org/fortio/tcprunner"
 )
 
 func main() {
@@ -29,31 +33,40 @@ func read(file string) error {
 	if err != nil {
 		return err
 	}
-	var result fhttp.HTTPRunnerResults
-	if err := json.Unmarshal(text, &result); err != nil {
+	var common periodic.RunnerResults
+	if err := json.Unmarshal(text, &common); err != nil {
 		return err
 	}
-	histogram := result.DurationHistogram
+	result, err := ofType(common.RunType)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(text, result); err != nil {
+		return err
+	}
+	histogram := result.Result().DurationHistogram
 	var inBuckets int64
 	for _, bucket := range histogram.Data {
 		inBuckets += bucket.Count
 	}
 	summary := map[string]any{
-		"type":        result.RunType,
-		"labels":      result.Labels,
-		"year":        result.StartTime.Year(),
-		"qps":         result.RequestedQPS,
-		"actual":      result.ActualQPS,
-		"seconds":     result.ActualDuration.Seconds(),
-		"connections": result.NumThreads,
-		"codes":       result.RetCodes,
-		"url":         result.URL,
-		"sockets":     result.SocketCount,
-		"count":       histogram.Count,
-		"buckets":     inBuckets,
-		"p50":         histogram.CalcPercentile(50),
-		"percentiles": len(histogram.Percentiles),
-		"size":        result.Sizes.Avg,
+		"result":  result,
+		"year":    result.Result().StartTime.Year(),
+		"buckets": inBuckets,
+		"p50":     histogram.CalcPercentile(50),
 	}
 	return json.NewEncoder(os.Stdout).Encode(summary)
+}
+
+// ofType returns an empty result of the type that Fortio uses for this RunType.
+func ofType(runType string) (periodic.HasRunnerResult, error) {
+	switch {
+	case runType == "HTTP":
+		return &fhttp.HTTPRunnerResults{}, nil
+	case strings.HasPrefix(runType, "GRPC "):
+		return &fgrpc.GRPCRunnerResults{}, nil
+	case runType == "TCP":
+		return &tcprunner.RunnerResults{}, nil
+	}
+	return nil, fmt.Errorf("RunType %q is unknown", runType)
 }

@@ -241,7 +241,12 @@ impl LoadArgs {
     /// Checks combinations of settings that the parser cannot.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         ensure!(!self.timeout.is_zero(), "-timeout must be above 0");
-        ensure!(!self.ping || self.grpc, "-ping needs -grpc");
+        let is_grpc = self.grpc
+            || self
+                .url
+                .as_deref()
+                .is_some_and(|url| url.starts_with("grpc://") || url.starts_with("grpcs://"));
+        ensure!(!self.ping || is_grpc, "-ping needs -grpc, or a URL with grpc:// or grpcs://");
         let senders = u64::from(self.connections) * u64::from(self.streams);
         ensure!(senders <= MAX_SENDERS, "-c times -s is {senders}; at most {MAX_SENDERS} are possible");
         if let Some((least, most)) = self.connection_reuse {

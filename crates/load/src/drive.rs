@@ -13,7 +13,7 @@ use crate::{
     tally::{Outcome, Tally},
     target::{Protocol, Target},
     window::{Window, WindowBoundary},
-    worker::{Shared, nanoseconds},
+    worker::{FOR_PERCENTILES, Shared, nanoseconds},
 };
 
 /// Results of a load with a window. Histograms are in nanoseconds.
@@ -54,7 +54,7 @@ pub fn drive(
     let duration = args.duration().context("a load with a window needs a duration")?;
     let mut window = Window::new(nanoseconds(warmup), nanoseconds(duration), on_boundary);
     // No other thread takes part.
-    let shared = Shared::new(0, None)?;
+    let shared = Shared::new(0, None, FOR_PERCENTILES)?;
     let indices = 0..u64::from(args.connections);
     let tally = match target.protocol {
         Protocol::Http1 | Protocol::Tcp => {

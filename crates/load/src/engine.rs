@@ -144,7 +144,7 @@ impl<'a> Engine<'a> {
             rng,
             start: 0,
             tally: Tally::new()?,
-            interval: Interval::new()?,
+            interval: shared.empty_interval(),
             warming: true,
             failure: None,
         })
@@ -160,11 +160,7 @@ impl<'a> Engine<'a> {
             self.turn(u64::MAX)?;
         }
         if let Some(outcome) = self.failure.filter(|_| !self.args.allow_initial_errors) {
-            let reason = match outcome {
-                Outcome::Status(status) => format!("has status {status}"),
-                Outcome::Named(name) => format!("is {name}"),
-                Outcome::Failed(failure) => format!("failed: {}", failure.name()),
-            };
+            let reason = self.tally.reason(outcome);
             bail!("the first request to {} {reason}; -allow-initial-errors begins anyway", self.target.url);
         }
         self.active = self.connections.len();
@@ -294,7 +290,12 @@ impl<'a> Engine<'a> {
         let (outcome, size) = match step {
             Step::Pending => return Ok(()),
             Step::Done { outcome, head, body } => (outcome, Some((head, body))),
-            Step::Failed(failure) => (Outcome::Failed(failure), None),
+            Step::Failed(failure, error) => {
+                if let Some(error) = error {
+                    self.tally.note(failure, &error);
+                }
+                (Outcome::Failed(failure), None)
+            }
         };
         let connection = &mut self.connections[at];
         let ended = clock::now();
@@ -332,7 +333,7 @@ impl<'a> Engine<'a> {
         for at in 0..self.connections.len() {
             if self.connections[at].sent_before(now.saturating_sub(timeout)) {
                 self.connections[at].close();
-                self.after(at, Step::Failed(Failure::Timeout)).context("after a timeout")?;
+                self.after(at, Step::Failed(Failure::Timeout, None)).context("after a timeout")?;
             }
         }
         Ok(())

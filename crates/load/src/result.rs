@@ -66,6 +66,15 @@ pub(crate) struct RunResult {
     pub(crate) socket_count: u64,
     pub(crate) connection_stats: HistogramData,
     pub(crate) abort_on: i64,
+    /// gRPC and TCP: the target as the user gave it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) destination: Option<String>,
+    /// gRPC: streams of each connection.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) streams: Option<u32>,
+    /// gRPC: the calls are Fortio's ping, not the health check.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ping: Option<bool>,
     /// Latency from the time of sending; in the open loop it excludes the wait for a connection.
     pub(crate) since_sent_histogram: HistogramData,
     /// Delay of the generator itself between the due time and the sending of a request.
@@ -76,6 +85,8 @@ pub(crate) struct RunResult {
     pub(crate) generator_threads: u64,
     /// Requests without a response, by reason.
     pub(crate) failures: BTreeMap<String, u64>,
+    /// Text of the first error of each reason in `failures` that has one.
+    pub(crate) failure_errors: BTreeMap<String, String>,
     /// Overdue requests that were skipped (`-nocatchup`).
     pub(crate) skipped: u64,
     /// Requests that were due and had not been sent at the end, or had no response.
@@ -145,11 +156,15 @@ impl Default for RunResult {
             socket_count: 0,
             connection_stats: HistogramData::default(),
             abort_on: 0,
+            destination: None,
+            streams: None,
+            ping: None,
             since_sent_histogram: HistogramData::default(),
             generator_lateness: HistogramData::default(),
             generator_cpu: 0.0,
             generator_threads: 0,
             failures: BTreeMap::new(),
+            failure_errors: BTreeMap::new(),
             skipped: 0,
             unsent: 0,
             interrupted: false,
@@ -172,28 +187,14 @@ impl RunResult {
     pub(crate) fn of(args: &LoadArgs, target: &Target, tally: &Tally, facts: RunFacts) -> Self {
         let (exactly, jitter, uniform, no_catch_up) = args.recorded();
         let (count, _) = tally.counts();
-        let time = |histogram: &Histogram<u64>| HistogramData::of(histogram, SECOND, args);
+        let time = |histogram: &Histogram<u64>| HistogramData::of_times(histogram, args);
         let size = |histogram: &Histogram<u64>| HistogramData::of(histogram, 1.0, args);
         let labels = args.labels.clone().unwrap_or_else(|| target.url.clone());
-        let (mut ret_codes, mut failures) = (BTreeMap::new(), BTreeMap::new());
-        for (outcome, count) in &tally.outcomes {
-            let code = match outcome {
-                Outcome::Status(status) => status.to_string(),
-                Outcome::Named(name) => (*name).to_owned(),
-                Outcome::Failed(failure) => {
-                    failures.insert(failure.name().to_owned(), *count);
-                    if target.protocol == Protocol::Grpc { "ERROR" } else { NO_RESPONSE }.to_owned()
-                }
-            };
-            *ret_codes.entry(code).or_default() += count;
-        }
+        let is_grpc = target.protocol == Protocol::Grpc;
+        let is_http = matches!(target.protocol, Protocol::Http1 | Protocol::Http2);
+        let OutcomeCounts { ret_codes, failures, failure_errors } = OutcomeCounts::of(tally, is_grpc);
         Self {
-            run_type: match target.protocol {
-                Protocol::Http1 | Protocol::Http2 => "HTTP".to_owned(),
-                Protocol::Grpc if args.ping => "GRPC Ping".to_owned(),
-                Protocol::Grpc => "GRPC Health".to_owned(),
-                Protocol::Tcp => "TCP".to_owned(),
-            },
+            run_type: run_type(args, target),
             start_time: facts.started.to_rfc3339_opts(SecondsFormat::Nanos, true),
             requested_qps: args.rate().map_or_else(|| "max".to_owned(), |rate| rate.to_string()),
             requested_duration: match (args.count(), args.duration()) {
@@ -222,6 +223,9 @@ impl RunResult {
             socket_count: tally.sockets.iter().sum(),
             connection_stats: time(&tally.connects),
             abort_on: args.abort_on.unwrap_or(0).into(),
+            destination: (!is_http).then(|| target.url.clone()),
+            streams: is_grpc.then_some(args.streams),
+            ping: is_grpc.then_some(args.ping),
             since_sent_histogram: time(&tally.since_sent),
             generator_lateness: HistogramData {
                 percentiles: (!tally.lateness.is_empty())
@@ -231,6 +235,7 @@ impl RunResult {
             generator_cpu: tally.cpu as f64 / SECOND / count.max(1) as f64,
             generator_threads: facts.threads as u64,
             failures,
+            failure_errors,
             skipped: tally.skipped,
             unsent: tally.unsent,
             interrupted: facts.interrupted,
@@ -261,7 +266,55 @@ impl RunResult {
     }
 }
 
+/// Returns the type of a run as Fortio does. For gRPC it has the name of the service and the length of the payload.
+fn run_type(args: &LoadArgs, target: &Target) -> String {
+    let call = match target.protocol {
+        Protocol::Http1 | Protocol::Http2 => return "HTTP".to_owned(),
+        Protocol::Tcp => return "TCP".to_owned(),
+        Protocol::Grpc if args.ping => "GRPC Ping".to_owned(),
+        Protocol::Grpc => format!("GRPC Health for '{}'", args.healthservice),
+    };
+    match target.payload.len() {
+        0 => call,
+        length => format!("{call} PayloadLength={length}"),
+    }
+}
+
+/// Numbers of requests by outcome, with the names of results.
+struct OutcomeCounts {
+    ret_codes: BTreeMap<String, u64>,
+    failures: BTreeMap<String, u64>,
+    failure_errors: BTreeMap<String, String>,
+}
+
+impl OutcomeCounts {
+    fn of(tally: &Tally, is_grpc: bool) -> Self {
+        let mut counts =
+            Self { ret_codes: BTreeMap::new(), failures: BTreeMap::new(), failure_errors: BTreeMap::new() };
+        for (outcome, count) in &tally.outcomes {
+            let code = match outcome {
+                Outcome::Status(status) => status.to_string(),
+                Outcome::Named(name) => (*name).to_owned(),
+                Outcome::Failed(failure) => {
+                    let name = failure.name().to_owned();
+                    let error = tally.errors.get(failure).cloned();
+                    counts.failure_errors.extend(error.map(|error| (name.clone(), error)));
+                    counts.failures.insert(name, *count);
+                    if is_grpc { "ERROR" } else { NO_RESPONSE }.to_owned()
+                }
+            };
+            *counts.ret_codes.entry(code).or_default() += count;
+        }
+        counts
+    }
+}
+
 impl HistogramData {
+    /// Converts a histogram of times in nanoseconds, with the buckets and percentiles of these settings.
+    pub(crate) fn of_times(histogram: &Histogram<u64>, args: &LoadArgs) -> Self {
+        Self::of(histogram, SECOND, args)
+    }
+
     /// Converts a histogram. `unit` is the number of its units in one unit of the result.
     fn of(histogram: &Histogram<u64>, unit: f64, args: &LoadArgs) -> Self {
         let count = histogram.len();
@@ -392,6 +445,20 @@ mod tests {
         assert_eq!(ends[..3], [0.0001, 0.0002, 0.0013]);
         assert!(buckets.iter().all(|bucket| bucket.start <= bucket.end));
         assert!((buckets[3].percent - 100.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_number_of_buckets_is_bounded() {
+        let mut histogram = Histogram::<u64>::new_with_bounds(1, 3_600_000_000_000, 3).unwrap();
+        let mut value = 1.0;
+        while value < 3.6e12 {
+            histogram.record(value as u64).unwrap();
+            value *= 1.000_5;
+        }
+        // The smallest resolution that the command line accepts.
+        let buckets = buckets(&histogram, SECOND, 1.0, 0.0);
+        assert!((900..1_100).contains(&buckets.len()), "{}", buckets.len());
+        assert_eq!(buckets.iter().map(|bucket| bucket.count).sum::<u64>(), histogram.len());
     }
 
     #[test]

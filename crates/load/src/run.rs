@@ -23,7 +23,7 @@ use crate::{
     tally::Tally,
     target::{Protocol, Target},
     text,
-    worker::{Shared, nanoseconds},
+    worker::{FOR_PERCENTILES, Shared, nanoseconds},
 };
 
 /// Time between two progress lines on a terminal, and elsewhere.
@@ -35,14 +35,15 @@ pub(crate) fn run(args: &LoadArgs) -> anyhow::Result<bool> {
     args.check()?;
     let url = args.url.as_deref().context("no URL is given")?;
     let target = Target::of(args, url)?;
-    let mut result = measure(args, &target, &shared(args)?)?;
+    let mut result = measure(args, &target, &shared(args, FOR_PERCENTILES)?)?;
     publish(args, &mut result)?;
     Ok(result.errors_duration_histogram.count == 0 && result.unsent == 0)
 }
 
-/// Creates the shared state of a run, with which a caller can follow and end it.
-pub(crate) fn shared(args: &LoadArgs) -> anyhow::Result<Arc<Shared>> {
-    Shared::new(threads(args), args.abort_on)
+/// Creates the shared state of a run, with which a caller can follow and end it. `digits` is the precision of the
+/// results so far.
+pub(crate) fn shared(args: &LoadArgs, digits: u8) -> anyhow::Result<Arc<Shared>> {
+    Shared::new(threads(args), args.abort_on, digits)
 }
 
 /// Runs a load.

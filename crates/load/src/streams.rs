@@ -3,7 +3,7 @@
 mod connection;
 mod timer;
 
-use std::{cell::RefCell, ops::Range, rc::Rc, sync::Arc, time::Duration};
+use std::{cell::RefCell, fmt::Display, ops::Range, rc::Rc, sync::Arc, time::Duration};
 
 use anyhow::bail;
 use bytes::Bytes;
@@ -94,24 +94,21 @@ async fn warm_up(
         shared: Arc::clone(shared),
         timer: Timer::start()?,
         tally: RefCell::new(Tally::new()?),
-        interval: RefCell::new(Interval::new()?),
+        interval: RefCell::new(shared.empty_interval()),
         body,
     });
     let streams = u64::from(args.streams);
     let settings = args.pace(u64::from(args.connections) * streams);
     let mut senders = Vec::new();
     for index in indices {
+        // By the user, or because a request of another thread failed, whose error counts.
         if shared.is_stopped() {
-            bail!("the load was ended before it began");
+            break;
         }
         let connection = Rc::new(SharedConnection::new(args));
         let (outcome, _) = exchange(&thread, &connection).await;
         if !outcome.is_success() && !args.allow_initial_errors {
-            let reason = match outcome {
-                Outcome::Status(status) => format!("has status {status}"),
-                Outcome::Named(name) => format!("is {name}"),
-                Outcome::Failed(failure) => format!("failed: {}", failure.name()),
-            };
+            let reason = thread.tally.borrow().reason(outcome);
             bail!("the first request to {} {reason}; -allow-initial-errors begins anyway", target.url);
         }
         senders.extend((0..streams).map(|stream| Sender {
@@ -176,6 +173,14 @@ async fn send(
     let mut tally = thread.tally.borrow_mut();
     tally.sockets = connections.iter().map(|connection| connection.sockets()).collect();
     Ok(())
+}
+
+impl Thread {
+    /// Keeps the error of a failure for the result. Returns the failure.
+    fn failed(&self, failure: Failure, error: &dyn Display) -> Failure {
+        self.tally.borrow_mut().note(failure, error);
+        failure
+    }
 }
 
 impl Sender {

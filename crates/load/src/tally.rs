@@ -1,6 +1,6 @@
 //! Results of the requests: histograms and counts, kept by each thread and merged at the end.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt::Display};
 
 use hdrhistogram::Histogram;
 
@@ -8,6 +8,8 @@ use hdrhistogram::Histogram;
 const MAX_TIME: u64 = 3_600_000_000_000;
 /// Maximum of the histograms of sizes, in bytes.
 const MAX_SIZE: u64 = 1 << 40;
+/// Maximum length of the text of an error, in characters. Errors may quote names that the peer has sent.
+const MAX_ERROR: usize = 300;
 
 /// Reason why a request has no complete response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,6 +95,8 @@ pub(crate) struct Tally {
     /// Bytes of the heads of responses; 0 for other protocols than HTTP/1.
     pub(crate) heads: Histogram<u64>,
     pub(crate) outcomes: BTreeMap<Outcome, u64>,
+    /// Text of the first error of each failure.
+    pub(crate) errors: BTreeMap<Failure, String>,
     /// Last outcome, and the number of consecutive requests with it that `outcomes` does not contain yet. Most requests
     /// have the same outcome, so this saves look-ups.
     last: (Outcome, u64),
@@ -128,6 +132,7 @@ impl Tally {
             sizes: size.clone(),
             heads: size,
             outcomes: BTreeMap::new(),
+            errors: BTreeMap::new(),
             last: (Outcome::Status(200), 0),
             skipped: 0,
             unsent: 0,
@@ -177,6 +182,25 @@ impl Tally {
         self.heads.saturating_record(head);
     }
 
+    /// Keeps the text of an error if it is the first one of this failure.
+    pub(crate) fn note(&mut self, failure: Failure, error: &dyn Display) {
+        let printable = |character: char| if character.is_control() { ' ' } else { character };
+        let text = || error.to_string().chars().take(MAX_ERROR).map(printable).collect();
+        self.errors.entry(failure).or_insert_with(text);
+    }
+
+    /// Returns why a request with this outcome did not succeed, as the end of a sentence about it.
+    pub(crate) fn reason(&self, outcome: Outcome) -> String {
+        match outcome {
+            Outcome::Status(status) => format!("has status {status}"),
+            Outcome::Named(name) => format!("is {name}"),
+            Outcome::Failed(failure) => match self.errors.get(&failure) {
+                Some(error) => format!("failed: {}: {error}", failure.name()),
+                None => format!("failed: {}", failure.name()),
+            },
+        }
+    }
+
     /// Returns the number of requests, and how many of them failed.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.latency.len(), self.failed.len())
@@ -195,6 +219,9 @@ impl Tally {
         self.heads.add(other.heads)?;
         for (outcome, count) in other.outcomes {
             *self.outcomes.entry(outcome).or_default() += count;
+        }
+        for (failure, error) in other.errors {
+            self.errors.entry(failure).or_insert(error);
         }
         self.skipped += other.skipped;
         self.unsent += other.unsent;
@@ -229,11 +256,15 @@ mod tests {
         other.record(Outcome::Failed(Failure::Reset), times(4_000));
         other.record(Outcome::Status(200), times(2_000));
         other.skipped = 3;
+        other.note(Failure::Reset, &"first\nline");
+        other.note(Failure::Reset, &"second");
         all.add(other).unwrap();
         assert_eq!(all.counts(), (5, 2));
         let expected =
             [(Outcome::Status(200), 3), (Outcome::Status(503), 1), (Outcome::Failed(Failure::Reset), 1)];
         assert_eq!(all.outcomes, BTreeMap::from(expected));
+        assert_eq!(all.reason(Outcome::Failed(Failure::Reset)), "failed: reset: first line");
+        assert_eq!(all.reason(Outcome::Failed(Failure::Closed)), "failed: closed");
         assert_eq!((all.skipped, all.latency.max() / 100, all.since_sent.max() / 100), (3, 40, 39));
     }
 }

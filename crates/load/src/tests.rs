@@ -1,5 +1,7 @@
 //! Loads against the echo servers, over real sockets.
 
+mod tls;
+
 use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
@@ -7,7 +9,13 @@ use std::{
 
 use clap::Parser as _;
 
-use crate::{args::LoadArgs, result::RunResult, run, server, target::Target};
+use crate::{
+    args::LoadArgs,
+    result::{HistogramData, RunResult},
+    run, server,
+    target::Target,
+    worker::FOR_PERCENTILES,
+};
 
 #[derive(clap::Parser)]
 struct CommandLine {
@@ -21,12 +29,16 @@ fn args(line: &str) -> LoadArgs {
     CommandLine::parse_from(crate::accept_single_dashes(line, &command)).args
 }
 
+fn try_load(line: &str) -> anyhow::Result<RunResult> {
+    let args = args(line);
+    args.check()?;
+    let target = Target::of(&args, args.url.as_deref().unwrap())?;
+    run::measure(&args, &target, &run::shared(&args, FOR_PERCENTILES)?)
+}
+
 /// Runs a load with these arguments, of which the last is the URL.
 fn load(line: &str) -> RunResult {
-    let args = args(line);
-    args.check().unwrap();
-    let target = Target::of(&args, args.url.as_deref().unwrap()).unwrap();
-    let result = run::measure(&args, &target, &run::shared(&args).unwrap()).unwrap();
+    let result = try_load(line).unwrap();
     let codes: u64 = result.ret_codes.values().sum();
     assert_eq!(codes, result.duration_histogram.count, "every request has one outcome");
     let buckets =
@@ -59,8 +71,8 @@ fn every_protocol_counts_its_requests() {
         (format!("-n 200 -qps 0 -c 8 http://{one}/"), "HTTP", "200"),
         (format!("-n 200 -qps 0 -c 8 -http1.0 -payload-size 100000 http://{one}/"), "HTTP", "200"),
         (format!("-n 200 -qps 2000 -c 3 -h2 -s 4 -payload hello http://{two}/"), "HTTP", "200"),
-        (format!("-n 200 -qps 0 -c 2 -s 3 -grpc {two}"), "GRPC Health", "SERVING"),
-        (format!("-n 200 -qps 0 -grpc -ping -payload x grpc://{two}"), "GRPC Ping", "SERVING"),
+        (format!("-n 200 -qps 0 -c 2 -s 3 -grpc {two}"), "GRPC Health for ''", "SERVING"),
+        (format!("-n 200 -qps 0 -ping -payload x grpc://{two}"), "GRPC Ping PayloadLength=1", "SERVING"),
     ] {
         let result = load(&line);
         assert_eq!(result.run_type, run_type, "{line}");
@@ -107,12 +119,14 @@ fn requests_without_a_response_fail_by_reason() {
 
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let line = format!("-qps 0 -n 6 -c 2 http://{closed}/");
-    let refused = args(&line);
-    let target = Target::of(&refused, refused.url.as_deref().unwrap()).unwrap();
-    let error = run::measure(&refused, &target, &run::shared(&refused).unwrap()).unwrap_err().to_string();
-    assert!(error.contains("the first request") && error.contains("connect"), "{error}");
-    let result = load(&format!("-allow-initial-errors {line}"));
-    assert_eq!(result.failures.get("connect"), Some(&6), "{:?}", result.failures);
+    for line in [line.clone(), format!("-h2 {line}")] {
+        let error = try_load(&line).unwrap_err().to_string();
+        assert!(error.contains("the first request") && error.contains("connect: "), "{error}");
+        assert!(error.contains("Connection refused"), "{error}");
+        let result = load(&format!("-allow-initial-errors {line}"));
+        assert_eq!(result.failures.get("connect"), Some(&6), "{:?}", result.failures);
+        assert!(result.failure_errors["connect"].contains("Connection refused"), "{line}");
+    }
 }
 
 #[test]
@@ -166,7 +180,9 @@ fn failures_at_once_do_not_nest() {
     let path = folder.path().join("none");
     let line =
         format!("-qps 0 -n 20000 -c 1 -allow-initial-errors -unix-socket {} http://x/", path.display());
-    assert_eq!(load(&line).failures.get("connect"), Some(&20_000));
+    let result = load(&line);
+    assert_eq!(result.failures.get("connect"), Some(&20_000));
+    assert!(result.failure_errors["connect"].contains("No such file"), "{:?}", result.failure_errors);
 }
 
 #[test]
@@ -280,23 +296,48 @@ fn the_page_runs_watches_ends_and_saves_loads() {
     assert_eq!(get_json(ui, "/fortio/data/"), serde_json::json!([id]));
     assert_eq!(get_json(ui, &format!("/fortio/data/{id}.json"))["Labels"], "first");
 
-    let started = get_json(ui, &format!("{run}&qps=200&t=0&async=on"));
+    let started = get_json(ui, &format!("{run}&qps=200&t=0&p=50,99&async=on"));
     let number = started["RunID"].as_u64().unwrap();
     let status = || {
         let status = get_json(ui, &format!("/fortio/rest/status?runid={number}"));
         status["Statuses"][number.to_string()].clone()
     };
-    while status()["Count"] == 0 {
+    let (mut count, mut last) = (0, serde_json::Value::Null);
+    while count < 100 {
+        last = status();
+        assert_eq!((&last["State"], &last["Failed"]), (&"running".into(), &0.into()), "{last}");
+        assert!(last["Count"].as_u64() >= Some(count), "counts do not decrease: {last}");
+        count = last["Count"].as_u64().unwrap();
+        check_live(&last);
         std::thread::yield_now();
     }
-    assert_eq!(status()["State"], "running");
     assert_eq!(get_json(ui, &format!("/fortio/rest/stop?runid={number}"))["Count"], 1);
     while status()["State"] == "running" {
         std::thread::yield_now();
     }
     let ended = status();
     assert_eq!(ended["Result"]["Interrupted"], true, "{ended}");
-    assert!(ended["Result"]["DurationHistogram"]["Count"].as_u64() > Some(0));
+    let of_result = &ended["Result"]["DurationHistogram"];
+    assert_eq!((&ended["Count"], &ended["DurationHistogram"]), (&of_result["Count"], &().into()), "{ended}");
+    let keys =
+        |histogram: &serde_json::Value| histogram.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(keys(&last["DurationHistogram"]), keys(of_result));
+}
+
+/// Checks the histogram in the status of a load with `p=50,99` while it runs.
+fn check_live(status: &serde_json::Value) {
+    let histogram: HistogramData = serde_json::from_value(status["DurationHistogram"].clone()).unwrap();
+    assert_eq!(Some(histogram.count), status["Count"].as_u64(), "{status}");
+    let buckets = histogram.data.unwrap_or_default();
+    assert_eq!(buckets.iter().map(|bucket| bucket.count).sum::<u64>(), histogram.count, "{status}");
+    let edges: Vec<f64> = buckets.iter().flat_map(|bucket| [bucket.start, bucket.end]).collect();
+    assert!(edges.is_sorted(), "{status}");
+    if let Some(last) = buckets.last() {
+        assert!((last.percent - 100.0).abs() < 1e-9 && last.end <= histogram.max, "{status}");
+        let percentiles: Vec<f64> =
+            histogram.percentiles.iter().flatten().map(|one| one.percentile).collect();
+        assert_eq!(percentiles, [50.0, 99.0], "{status}");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ const BUSY: f64 = 0.9;
 pub(crate) fn of(result: &RunResult) -> String {
     let mut lines = vec![line("requests", requests(result)), line("responses", responses(result))];
     if !result.failures.is_empty() {
-        lines.push(line("no response", counts(result.failures.iter())));
+        lines.push(line("no response", failures(result)));
     }
     lines.push(line("latency", histogram(&result.duration_histogram)));
     if result.since_sent_histogram != result.duration_histogram {
@@ -56,6 +56,14 @@ fn responses(result: &RunResult) -> String {
     codes.retain(|_, count| *count > 0);
     let text = counts(codes.iter());
     if text.is_empty() { "none".to_owned() } else { text }
+}
+
+fn failures(result: &RunResult) -> String {
+    let one = |(name, count): (&String, &u64)| match result.failure_errors.get(name) {
+        Some(error) => format!("{name}: {} ({error})", number(*count)),
+        None => format!("{name}: {}", number(*count)),
+    };
+    result.failures.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
 fn counts<'a>(of: impl Iterator<Item = (&'a String, &'a u64)>) -> String {

@@ -30,10 +30,10 @@ use tokio::net::TcpListener;
 
 use crate::{
     args::LoadArgs,
-    result::RunResult,
+    result::{HistogramData, RunResult},
     run,
     target::Target,
-    worker::{Interval, Shared},
+    worker::{FOR_BUCKETS, Interval, Shared},
 };
 
 /// Maximum number of loads at the same time.
@@ -41,7 +41,7 @@ const MAX_RUNNING: usize = 8;
 /// Number of ended loads whose results are kept in memory.
 const KEPT: usize = 100;
 /// Parameters of a run that are flags of the command line. Those with files are missing.
-const FLAGS: [&str; 19] = [
+const FLAGS: [&str; 22] = [
     "qps",
     "c",
     "t",
@@ -61,9 +61,12 @@ const FLAGS: [&str; 19] = [
     "resolve",
     "abort-on",
     "offset",
+    "threads",
+    "httpbufferkb",
+    "server-name",
 ];
 /// Parameters that are switches: `on` or `true`.
-const SWITCHES: [(&str, &str); 10] = [
+const SWITCHES: [(&str, &str); 9] = [
     ("jitter", "--jitter"),
     ("nocatchup", "--nocatchup"),
     ("h2", "--h2"),
@@ -72,9 +75,11 @@ const SWITCHES: [(&str, &str); 10] = [
     ("k", "-k"),
     ("http1.0", "--http1.0"),
     ("from-sent", "--from-sent"),
-    ("bursts", "--uniform=false"),
     ("allow-initial-errors", "--allow-initial-errors"),
 ];
+
+/// Parameters that are flags with `true` or `false`, or `on` or `off` as in Fortio's calls.
+const BOOLEANS: [&str; 2] = ["uniform", "keepalive"];
 
 /// Settings of `skysail load ui`.
 #[derive(Clone, Debug, clap::Args)]
@@ -91,8 +96,21 @@ pub(crate) struct UiArgs {
 /// A run by its number.
 struct Run {
     shared: Arc<Shared>,
-    so_far: Interval,
-    outcome: Option<Result<RunResult, String>>,
+    /// Requests so far, and how many of them failed.
+    count: u64,
+    failed: u64,
+    phase: RunPhase,
+}
+
+/// What is known about a run.
+enum RunPhase {
+    Running {
+        args: Arc<LoadArgs>,
+        so_far: Interval,
+    },
+    Finished(Box<RunResult>),
+    /// The run has no result, for this reason.
+    Failed(String),
 }
 
 struct Ui {
@@ -155,23 +173,22 @@ async fn page() -> Response {
 /// Starts a run. With `async=on` it returns the number of the run, else its result.
 async fn start(State(ui): State<Arc<Ui>>, Query(parameters): Query<Parameters>) -> Response {
     let (args, url) = match arguments(&parameters) {
-        Ok(parsed) => parsed,
+        Ok((args, url)) => (Arc::new(args), url),
         Err(error) => return failed(StatusCode::BAD_REQUEST, error),
     };
     let (id, shared) = {
         let mut runs = ui.runs();
-        if runs.values().filter(|run| run.outcome.is_none()).count() >= MAX_RUNNING {
+        if runs.values().filter(|run| run.is_running()).count() >= MAX_RUNNING {
             return failed(StatusCode::TOO_MANY_REQUESTS, format!("{MAX_RUNNING} loads are running"));
         }
         let id = runs.last_key_value().map_or(1, |(last, _)| last + 1);
-        let prepared = run::shared(&args).and_then(|shared| Ok((shared, Interval::new()?)));
-        let (shared, so_far) = match prepared {
-            Ok(prepared) => prepared,
+        let shared = match run::shared(&args, FOR_BUCKETS) {
+            Ok(shared) => shared,
             Err(error) => return failed(StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}")),
         };
-        runs.insert(id, Run { shared: Arc::clone(&shared), so_far, outcome: None });
+        runs.insert(id, Run::new(&args, &shared));
         while runs.len() > KEPT + MAX_RUNNING {
-            let ended = runs.iter().find(|(_, run)| run.outcome.is_some()).map(|(id, _)| *id);
+            let ended = runs.iter().find(|(_, run)| !run.is_running()).map(|(id, _)| *id);
             ended.and_then(|id| runs.remove(&id));
         }
         (id, shared)
@@ -189,7 +206,7 @@ async fn start(State(ui): State<Arc<Ui>>, Query(parameters): Query<Parameters>) 
         });
         let outcome = result.map_err(|error| format!("{error:#}"));
         if let Some(run) = of_run.runs().get_mut(&id) {
-            run.outcome = Some(outcome.clone());
+            run.end(outcome.clone());
         }
         outcome
     });
@@ -218,7 +235,7 @@ async fn stop(State(ui): State<Arc<Ui>>, Query(parameters): Query<Parameters>) -
     let wanted = run_id(&parameters);
     let runs = ui.runs();
     let running =
-        runs.iter().filter(|(id, run)| run.outcome.is_none() && wanted.is_none_or(|wanted| wanted == **id));
+        runs.iter().filter(|(id, run)| run.is_running() && wanted.is_none_or(|wanted| wanted == **id));
     let count = running.map(|(_, run)| run.shared.stop()).count();
     Json(json!({"message": "stopping", "Count": count})).into_response()
 }
@@ -256,21 +273,45 @@ impl Ui {
 }
 
 impl Run {
-    /// Returns the state, with percentiles of the latencies so far.
+    fn new(args: &Arc<LoadArgs>, shared: &Arc<Shared>) -> Self {
+        let phase = RunPhase::Running { args: Arc::clone(args), so_far: shared.empty_interval() };
+        Self { shared: Arc::clone(shared), count: 0, failed: 0, phase }
+    }
+
+    fn is_running(&self) -> bool {
+        matches!(self.phase, RunPhase::Running { .. })
+    }
+
+    /// Takes what the threads have reported since the last call.
+    fn update(&mut self) {
+        if let RunPhase::Running { so_far, .. } = &mut self.phase
+            && so_far.add(&self.shared.take_interval()).is_ok()
+        {
+            (self.count, self.failed) = (so_far.latency.len(), so_far.failed);
+        }
+    }
+
+    fn end(&mut self, outcome: Result<RunResult, String>) {
+        self.update();
+        self.phase = match outcome {
+            Ok(result) => RunPhase::Finished(Box::new(result)),
+            Err(error) => RunPhase::Failed(error),
+        };
+    }
+
+    /// Returns the state: while the run lasts with the latencies so far, later with its result or its error. The cost is
+    /// that of the histogram's fixed number of counters, whatever the number of requests.
     fn status(&mut self) -> Value {
-        let Ok(()) = self.so_far.add(&self.shared.take_interval()) else { return Value::Null };
-        let latency = &self.so_far.latency;
-        let percentiles = [50.0, 75.0, 90.0, 99.0, 99.9].map(|percentile| {
-            let value = latency.value_at_quantile(percentile / 100.0) as f64 / 1e9;
-            json!({"Percentile": percentile, "Value": value})
-        });
-        let (state, result, error) = match &self.outcome {
-            None => ("running", Value::Null, Value::Null),
-            Some(Ok(result)) => ("finished", json!(result), Value::Null),
-            Some(Err(error)) => ("failed", Value::Null, json!(error)),
+        self.update();
+        let (state, histogram, result, error) = match &self.phase {
+            RunPhase::Running { args, so_far } => {
+                ("running", json!(HistogramData::of_times(&so_far.latency, args)), Value::Null, Value::Null)
+            }
+            RunPhase::Finished(result) => ("finished", Value::Null, json!(result), Value::Null),
+            RunPhase::Failed(error) => ("failed", Value::Null, Value::Null, json!(error)),
         };
         json!({
-            "State": state, "Count": latency.len(), "Failed": self.so_far.failed, "Percentiles": percentiles,
+            "State": state, "Count": self.count, "Failed": self.failed, "DurationHistogram": histogram,
             "Result": result, "Error": error,
         })
     }
@@ -289,6 +330,13 @@ fn arguments(parameters: &Parameters) -> Result<(LoadArgs, String), String> {
     for (name, value) in parameters.iter().filter(|(_, value)| !value.is_empty()) {
         if let Some((_, flag)) = SWITCHES.iter().find(|(known, _)| known == name) {
             line.extend(matches!(value.as_str(), "on" | "true").then(|| (*flag).to_owned()));
+        } else if BOOLEANS.contains(&name.as_str()) {
+            let value = match value.as_str() {
+                "on" | "true" => true,
+                "off" | "false" => false,
+                _ => return Err(format!("the parameter {name} is neither on nor off")),
+            };
+            line.push(format!("--{name}={value}"));
         } else if FLAGS.contains(&name.as_str()) {
             line.push(if name.len() == 1 { format!("-{name}{value}") } else { format!("--{name}={value}") });
         } else if !matches!(name.as_str(), "url" | "async" | "save" | "runid") {
@@ -329,7 +377,12 @@ mod tests {
         let (args, url) = arguments(&parameters(&given)).unwrap();
         assert_eq!((args.rate(), args.connections, url.as_str()), (Some(5.0), 3, "http://a/"));
         assert_eq!(args.headers, ["a: b"]);
-        for (name, value) in [("payload-file", "/etc/passwd"), ("json", "x"), ("cacert", "x"), ("c", "0")] {
+        let given = [("url", "http://a/"), ("uniform", "off"), ("keepalive", "false"), ("threads", "2")];
+        let (args, _) = arguments(&parameters(&given)).unwrap();
+        assert_eq!((args.recorded().2, args.keepalive, args.threads), (false, false, Some(2)));
+        for (name, value) in
+            [("payload-file", "/etc/passwd"), ("json", "x"), ("cacert", "x"), ("c", "0"), ("uniform", "1")]
+        {
             assert!(arguments(&parameters(&[("url", "http://a/"), (name, value)])).is_err(), "{name}");
         }
         assert!(arguments(&parameters(&[])).is_err());

@@ -1,8 +1,9 @@
 //! State that the threads of a run share: its start, its end, and the counts so far.
 
 use std::{
+    mem,
     sync::{
-        Arc, Barrier, Mutex, PoisonError,
+        Arc, Barrier, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -19,6 +20,11 @@ use crate::{
 const LEAD: u64 = 10_000_000;
 /// Value of `abort_on` for no status.
 const NEVER: i32 = i32::MIN;
+/// Significant digits of the latencies so far that percentiles in a progress line need.
+pub(crate) const FOR_PERCENTILES: u8 = 2;
+/// Significant digits of the latencies so far that the buckets of a histogram need. With fewer, values at the edges of
+/// narrow buckets would be counted in the adjacent ones.
+pub(crate) const FOR_BUCKETS: u8 = 3;
 
 /// State that all threads share.
 #[derive(Debug)]
@@ -40,9 +46,14 @@ pub(crate) struct Interval {
 }
 
 impl Interval {
-    /// Creates an empty interval. Two significant digits are enough for a progress line.
-    pub(crate) fn new() -> anyhow::Result<Self> {
-        Ok(Self { latency: Histogram::new_with_bounds(1, 3_600_000_000_000, 2)?, failed: 0 })
+    /// Creates an empty interval with this number of significant digits.
+    pub(crate) fn new(digits: u8) -> anyhow::Result<Self> {
+        Ok(Self { latency: Histogram::new_with_bounds(1, 3_600_000_000_000, digits)?, failed: 0 })
+    }
+
+    /// Creates an empty interval with the same number of significant digits.
+    fn to_empty(&self) -> Self {
+        Self { latency: Histogram::new_from(&self.latency), failed: 0 }
     }
 
     /// Adds later results.
@@ -59,14 +70,14 @@ impl Interval {
 }
 
 impl Shared {
-    /// Creates the state of a run with this number of threads.
-    pub(crate) fn new(threads: usize, abort_on: Option<i32>) -> anyhow::Result<Arc<Self>> {
+    /// Creates the state of a run with this number of threads. `digits` is the precision of the results so far.
+    pub(crate) fn new(threads: usize, abort_on: Option<i32>, digits: u8) -> anyhow::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             ready: Barrier::new(threads + 1),
             start: AtomicU64::new(0),
             stopped: AtomicBool::new(false),
             abort_on: AtomicI32::new(abort_on.unwrap_or(NEVER)),
-            interval: Mutex::new(Interval::new()?),
+            interval: Mutex::new(Interval::new(digits)?),
         }))
     }
 
@@ -102,9 +113,14 @@ impl Shared {
         }
     }
 
+    /// Returns an empty interval for the results of a thread.
+    pub(crate) fn empty_interval(&self) -> Interval {
+        self.interval().to_empty()
+    }
+
     /// Adds the results of a thread since its last report.
     pub(crate) fn report(&self, interval: &mut Interval) {
-        let mut all = self.interval.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.interval();
         // Both have the same bounds.
         let _ = all.latency.add(&interval.latency);
         all.failed += interval.failed;
@@ -114,11 +130,13 @@ impl Shared {
 
     /// Takes the results since the last call.
     pub(crate) fn take_interval(&self) -> Interval {
-        let mut all = self.interval.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = all.clone();
-        all.latency.reset();
-        all.failed = 0;
-        taken
+        let mut all = self.interval();
+        let empty = all.to_empty();
+        mem::replace(&mut *all, empty)
+    }
+
+    fn interval(&self) -> MutexGuard<'_, Interval> {
+        self.interval.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

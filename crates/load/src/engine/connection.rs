@@ -37,7 +37,8 @@ pub(super) enum Step {
         head: u64,
         body: u64,
     },
-    Failed(Failure),
+    /// The error is missing if the failure itself says all.
+    Failed(Failure, Option<io::Error>),
 }
 
 /// A connection of the generator.
@@ -111,9 +112,10 @@ impl Connection {
         if self.stream.is_none() {
             let stream = match Stream::begin(&target.address, target.tls.as_ref()) {
                 Ok(stream) => stream,
-                Err(_) => {
+                Err(error) => {
                     self.request = Some(InProgress { due, sent: now, written: 0, is_last: true });
-                    return Ok(Step::Failed(Failure::Connect));
+                    let error = io::Error::other(format!("{error:#}"));
+                    return Ok(Step::Failed(Failure::Connect, Some(error)));
                 }
             };
             if self.reuse.1 == 1 {
@@ -148,7 +150,7 @@ impl Connection {
         let Some(stream) = &self.stream else { return Ok(Step::Pending) };
         if self.is_connecting {
             if let Some(error) = stream.socket().take_error()? {
-                return Ok(self.broken(&error, Failure::Connect));
+                return Ok(self.broken(error, Failure::Connect));
             }
             if !events.contains(EpollFlags::EPOLLOUT) {
                 return Ok(Step::Pending);
@@ -163,7 +165,7 @@ impl Connection {
             if events.contains(EpollFlags::EPOLLOUT) {
                 self.watch(epoll, at, EpollFlags::EPOLLIN)?;
             }
-            if let step @ Step::Failed(_) = self.send(epoll, at, requests)? {
+            if let step @ Step::Failed(..) = self.send(epoll, at, requests)? {
                 return Ok(step);
             }
         }
@@ -216,7 +218,10 @@ impl Connection {
                 }
                 Ok(Step::Pending)
             }
-            Err(error) => Ok(self.broken(&error, failure_of(&error))),
+            Err(error) => {
+                let failure = failure_of(&error);
+                Ok(self.broken(error, failure))
+            }
         }
     }
 
@@ -231,7 +236,10 @@ impl Connection {
                 Ok(length) => length,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Step::Pending,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => return self.broken(&error, failure_of(&error)),
+                Err(error) => {
+                    let failure = failure_of(&error);
+                    return self.broken(error, failure);
+                }
             };
             self.filled += length;
             if self.request.is_none() {
@@ -245,7 +253,7 @@ impl Connection {
                     self.filled = 0;
                     if taken > *left {
                         self.close();
-                        return Step::Failed(Failure::Protocol);
+                        return Step::Failed(Failure::Protocol, None);
                     }
                     *left -= taken;
                     let is_done = *left == 0;
@@ -262,7 +270,7 @@ impl Connection {
                     }
                     Err(Invalid::Response | Invalid::Chunk | Invalid::HeadTooLarge) => {
                         self.close();
-                        return Step::Failed(Failure::Protocol);
+                        return Step::Failed(Failure::Protocol, None);
                     }
                 },
             };
@@ -296,14 +304,14 @@ impl Connection {
                 head: response.head,
                 body: response.body,
             },
-            None if self.request.is_some() => Step::Failed(Failure::Closed),
+            None if self.request.is_some() => Step::Failed(Failure::Closed, None),
             None => Step::Pending,
         }
     }
 
-    fn broken(&mut self, _: &io::Error, failure: Failure) -> Step {
+    fn broken(&mut self, error: io::Error, failure: Failure) -> Step {
         self.close();
-        if self.request.is_some() { Step::Failed(failure) } else { Step::Pending }
+        if self.request.is_some() { Step::Failed(failure, Some(error)) } else { Step::Pending }
     }
 
     fn watch(&self, epoll: &Epoll, at: usize, events: EpollFlags) -> anyhow::Result<()> {

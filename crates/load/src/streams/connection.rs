@@ -1,6 +1,9 @@
 //! A connection of HTTP/2 that several streams share. It is opened again when it is lost.
 
-use std::cell::{Cell, RefCell};
+use std::{
+    cell::{Cell, RefCell},
+    io::{self, ErrorKind},
+};
 
 use bytes::{Bytes, BytesMut};
 use h2::client::SendRequest;
@@ -74,42 +77,44 @@ impl SharedConnection {
             sender = self.open(thread).await?;
         }
         let number = self.sockets();
-        let mut sender = sender.ready().await.map_err(|error| self.lose(number, &error))?;
+        let mut sender = sender.ready().await.map_err(|error| self.lose(thread, number, &error))?;
         let request = request(target, thread.args.ping)?;
         let has_body = !thread.body.is_empty();
         let (response, mut stream) =
-            sender.send_request(request, !has_body).map_err(|error| self.lose(number, &error))?;
+            sender.send_request(request, !has_body).map_err(|error| self.lose(thread, number, &error))?;
         if has_body {
-            stream.send_data(thread.body.clone(), true).map_err(|error| self.lose(number, &error))?;
+            stream.send_data(thread.body.clone(), true).map_err(|error| self.lose(thread, number, &error))?;
         }
-        let response = response.await.map_err(|error| self.lose(number, &error))?;
+        let response = response.await.map_err(|error| self.lose(thread, number, &error))?;
         let status = response.status();
         let early = response.headers().get("grpc-status").map(|status| status.as_bytes().to_vec());
         let mut body = response.into_body();
         let (mut size, mut message) = (0, BytesMut::new());
         while let Some(data) = body.data().await {
-            let data = data.map_err(|error| self.lose(number, &error))?;
+            let data = data.map_err(|error| self.lose(thread, number, &error))?;
             size += data.len() as u64;
             if target.protocol == Protocol::Grpc && message.len() < MAX_MESSAGE {
                 message.extend_from_slice(&data);
             }
-            body.flow_control().release_capacity(data.len()).map_err(|error| self.lose(number, &error))?;
+            body.flow_control()
+                .release_capacity(data.len())
+                .map_err(|error| self.lose(thread, number, &error))?;
         }
         if target.protocol != Protocol::Grpc {
             return Ok((Outcome::Status(status.as_u16()), size));
         }
-        let trailers = body.trailers().await.map_err(|error| self.lose(number, &error))?;
+        let trailers = body.trailers().await.map_err(|error| self.lose(thread, number, &error))?;
         let late = trailers.as_ref().and_then(|trailers| trailers.get("grpc-status"));
         let code = late.map(|status| status.as_bytes()).or(early.as_deref());
         Ok((grpc::outcome(thread.args.ping, code, &message), size))
     }
 
     /// Discards the connection with this number if an error concerns all its streams. Returns the failure.
-    fn lose(&self, number: u64, error: &h2::Error) -> Failure {
+    fn lose(&self, thread: &Thread, number: u64, error: &h2::Error) -> Failure {
         if !error.is_reset() {
             self.discard(number);
         }
-        failure(error)
+        thread.failed(failure(error), error)
     }
 
     async fn open(&self, thread: &Thread) -> Result<SendRequest<Bytes>, Failure> {
@@ -123,7 +128,7 @@ impl SharedConnection {
             None => {
                 let began = clock::now();
                 self.sockets.set(self.sockets.get() + 1);
-                let sender = open(&thread.target).await?;
+                let sender = open(thread).await?;
                 let took = clock::now().saturating_sub(began);
                 thread.tally.borrow_mut().connects.saturating_record(took);
                 self.left.set(self.rng.borrow_mut().u32(self.reuse.0..=self.reuse.1));
@@ -156,32 +161,36 @@ fn request(target: &Target, is_ping: bool) -> Result<Request<()>, Failure> {
     request.body(()).map_err(|_| Failure::Protocol)
 }
 
-async fn open(target: &Target) -> Result<SendRequest<Bytes>, Failure> {
-    if let Some(address) = target.address.as_socket() {
-        let stream = TcpStream::connect(address).await.map_err(|_| Failure::Connect)?;
-        stream.set_nodelay(true).map_err(|_| Failure::Connect)?;
-        return secure(target, stream).await;
+async fn open(thread: &Thread) -> Result<SendRequest<Bytes>, Failure> {
+    let not_connected = |error: io::Error| thread.failed(Failure::Connect, &error);
+    let address = &thread.target.address;
+    if let Some(address) = address.as_socket() {
+        let stream = TcpStream::connect(address).await.map_err(not_connected)?;
+        stream.set_nodelay(true).map_err(not_connected)?;
+        return secure(thread, stream).await;
     }
-    let path = target.address.as_pathname().ok_or(Failure::Connect)?;
-    secure(target, UnixStream::connect(path).await.map_err(|_| Failure::Connect)?).await
+    let path = address.as_pathname().ok_or(Failure::Connect)?;
+    secure(thread, UnixStream::connect(path).await.map_err(not_connected)?).await
 }
 
 async fn secure(
-    target: &Target,
+    thread: &Thread,
     stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
 ) -> Result<SendRequest<Bytes>, Failure> {
-    let Some(tls) = &target.tls else { return handshake(stream).await };
+    let Some(tls) = &thread.target.tls else { return handshake(thread, stream).await };
     let (config, server) = tls.parts();
-    let stream = TlsConnector::from(config).connect(server, stream).await.map_err(|_| Failure::Tls)?;
-    handshake(stream).await
+    let stream = TlsConnector::from(config).connect(server, stream).await;
+    handshake(thread, stream.map_err(|error| thread.failed(Failure::Tls, &error))?).await
 }
 
 async fn handshake(
+    thread: &Thread,
     stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
 ) -> Result<SendRequest<Bytes>, Failure> {
     let mut builder = h2::client::Builder::new();
     builder.initial_window_size(WINDOW).initial_connection_window_size(WINDOW);
-    let (sender, connection) = builder.handshake(stream).await.map_err(|_| Failure::Protocol)?;
+    let opened = builder.handshake(stream).await;
+    let (sender, connection) = opened.map_err(|error| thread.failed(Failure::Protocol, &error))?;
     tokio::task::spawn_local(async move {
         // Requests on the connection get the same error.
         let _ = connection.await;
@@ -190,11 +199,11 @@ async fn handshake(
 }
 
 fn failure(error: &h2::Error) -> Failure {
-    if error.is_io() {
-        Failure::Closed
-    } else if error.is_reset() || error.is_go_away() {
-        Failure::Reset
-    } else {
-        Failure::Protocol
+    match error.get_io() {
+        // With TLS 1.3, a server refuses the certificate of the client after the client's handshake.
+        Some(error) if error.kind() == ErrorKind::InvalidData => Failure::Tls,
+        Some(_) => Failure::Closed,
+        None if error.is_reset() || error.is_go_away() => Failure::Reset,
+        None => Failure::Protocol,
     }
 }
