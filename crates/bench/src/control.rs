@@ -373,7 +373,8 @@ impl ControlArgs {
 
     /// Returns true if no argument is one that `bench run` sets, or that selects another report.
     pub(crate) fn is_plain(&self) -> bool {
-        !self.hostile && self.skysail.is_none() && self.shown.is_default()
+        let is_own = self.skysail.is_none() && self.istiod.is_none() && self.kubeconfig.is_none();
+        !self.hostile && is_own && self.shown.is_default()
     }
 
     /// Returns further arguments of the control plane. They allow more sidecars and scopes per identity than the
@@ -391,14 +392,19 @@ impl ControlArgs {
 
     /// Returns the changes to make.
     fn changes(&self) -> anyhow::Result<Vec<Change>> {
-        let is_possible = |change: &Change| change.is_possible(self.mesh == Size::Large, self.tls);
+        let (is_large, in_cluster) = (self.mesh == Size::Large, self.kubeconfig.is_some());
+        let is_possible = |change: &Change| change.is_possible(is_large, self.tls, in_cluster);
         if self.all_changes {
             return Ok(Change::value_variants().iter().copied().filter(is_possible).collect());
         }
         let mut impossible = self.changes.iter().filter(|change| !is_possible(change));
         if let Some(change) = impossible.next() {
-            let needs = if *change == Change::Secret { "--mesh large and --tls" } else { "--mesh large" };
-            bail!("the change {} needs {needs}", change.name());
+            let needs = match change {
+                Change::Secret => "needs --mesh large and --tls",
+                Change::MeshConfig | Change::RateLimitPolicy => "is not possible with --kubeconfig",
+                _ => "needs --mesh large",
+            };
+            bail!("the change {} {needs}", change.name());
         }
         Ok(self.changes.clone())
     }

@@ -7,7 +7,7 @@
 mod server;
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -24,8 +24,9 @@ use crate::{
     certificates,
     child::{Running, Scheduling},
     control::{self, Fleet, Form, Mesh, Plan, Server, ServerArgs, Source, Store, Subscription, learn},
-    layout, peers,
-    report::Machine,
+    layout,
+    peers::{Peer, PeerPrograms},
+    report::{Machine, Program},
     results::ResultArgs,
     stage::{self, seconds},
 };
@@ -40,8 +41,33 @@ const SERVICES: usize = 10;
 const NAMESPACES: usize = 10;
 /// Number of sidecars that connect at the same time.
 const AT_ONCE: usize = 50;
+/// Address of endpoints with the resolution STATIC (RFC 5737).
+const ADDRESS: &str = "192.0.2.1";
 /// Port of Envoy's admin page, in a network namespace of our own.
 const ENVOY_ADMIN: u16 = 15_000;
+
+/// Resolution of the ServiceEntries. NONE and DYNAMIC_DNS are missing: with them, only requests cause queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum DnsResolution {
+    /// Addresses in the ServiceEntry.
+    Static,
+    /// All addresses of the name.
+    Dns,
+    /// One address of the name.
+    DnsRoundRobin,
+}
+
+impl DnsResolution {
+    /// Returns the value in ServiceEntries, and the type of Envoy's cluster.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Static => ("STATIC", "STATIC"),
+            Self::Dns => ("DNS", "STRICT_DNS"),
+            Self::DnsRoundRobin => ("DNS_ROUND_ROBIN", "LOGICAL_DNS"),
+        }
+    }
+}
 
 /// Settings of `skysail bench dns`.
 #[derive(Clone, Debug, clap::Args)]
@@ -50,9 +76,13 @@ pub(crate) struct DnsArgs {
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     sidecars: u32,
 
-    /// Number of names, each of a ServiceEntry with `resolution: DNS`.
+    /// Number of names, each of a ServiceEntry.
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     names: u32,
+
+    /// Resolution of the ServiceEntries.
+    #[arg(long, value_name = "RESOLUTION", value_enum, default_value_t = DnsResolution::Dns)]
+    resolution: DnsResolution,
 
     /// TTL of the addresses, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
@@ -65,6 +95,10 @@ pub(crate) struct DnsArgs {
     /// Program of Envoy. Default: ~/.cache/skysail/envoy-1.40.0/envoy, then PATH. Skipped if there is none.
     #[arg(long, value_name = "FILE", env = "SKYSAIL_ENVOY")]
     envoy: Option<PathBuf>,
+
+    /// Count the queries of the control plane only.
+    #[arg(long)]
+    no_envoy: bool,
 
     /// Another build of skysail to measure instead of this one.
     #[arg(long, value_name = "FILE")]
@@ -84,6 +118,8 @@ struct DnsReport {
     started: u64,
     machine: Machine,
     settings: DnsSettings,
+    /// Programs by peer.
+    peers: BTreeMap<String, Program>,
     /// Queries of one control plane, for all sidecars.
     skysail: QueryCount,
     /// Queries of one Envoy; absent if Envoy is not installed.
@@ -96,6 +132,7 @@ struct DnsReport {
 struct DnsSettings {
     sidecars: u32,
     names: u32,
+    resolution: DnsResolution,
     ttl: u32,
 }
 
@@ -118,9 +155,16 @@ impl DnsArgs {
         stage::parse_arguments(arguments)
     }
 
+    /// Returns the programs to measure: that of the control plane, and Envoy if it is installed.
+    fn programs(&self) -> anyhow::Result<Vec<(Peer, PathBuf)>> {
+        let places = PeerPrograms { skysail: self.skysail.clone(), envoy: self.envoy.clone() };
+        let usual = [Peer::Skysail, Peer::Envoy];
+        Peer::choose(&[], if self.no_envoy { &usual[..1] } else { &usual }, &places)
+    }
+
     /// Returns true if no argument is one that `bench run` sets.
     pub(crate) fn is_plain(&self) -> bool {
-        self.skysail.is_none() && self.shown.is_default()
+        self.skysail.is_none() && !self.no_envoy && self.shown.is_default()
     }
 }
 
@@ -138,18 +182,16 @@ pub(crate) fn run(args: &DnsArgs) -> anyhow::Result<bool> {
 }
 
 async fn measure(args: &DnsArgs, folder: &Path, machine: Machine) -> anyhow::Result<DnsReport> {
+    let peers = args.programs()?;
     let (server, questions) = server::start(args.ttl).context("cannot start a DNS server")?;
     let skysail = with_control_plane(args, folder, server, &questions).await?;
     stdio::print_error(format_args!(
         "{} sidecars, one control plane: {:.1} per second",
         args.sidecars, skysail.per_second
     ));
-    let envoy = match args.envoy.clone().or_else(peers::installed_envoy) {
-        Some(program) => Some(with_envoy(args, &program, folder, server, &questions).await?),
-        None => {
-            stdio::print_error(format_args!("Envoy is not installed: give its program with --envoy FILE"));
-            None
-        }
+    let envoy = match peers.iter().find(|(peer, _)| *peer == Peer::Envoy) {
+        Some((_, program)) => Some(with_envoy(args, program, folder, server, &questions).await?),
+        None => None,
     };
     if let Some(envoy) = &envoy {
         stdio::print_error(format_args!("one Envoy: {:.1} per second", envoy.per_second));
@@ -160,7 +202,13 @@ async fn measure(args: &DnsArgs, folder: &Path, machine: Machine) -> anyhow::Res
         version: env!("CARGO_PKG_VERSION"),
         started: stage::now(),
         machine,
-        settings: DnsSettings { sidecars: args.sidecars, names: args.names, ttl: args.ttl },
+        settings: DnsSettings {
+            sidecars: args.sidecars,
+            names: args.names,
+            resolution: args.resolution,
+            ttl: args.ttl,
+        },
+        peers: stage::versions(&peers),
         envoys_per_second: envoy.as_ref().map(|one| one.per_second * f64::from(args.sidecars)),
         skysail,
         envoy,
@@ -180,7 +228,8 @@ async fn with_control_plane(
 ) -> anyhow::Result<QueryCount> {
     let (config, ca) = (folder.join("config"), folder.join("ca"));
     let _mesh = Mesh::write(Store::folder(&config)?, SERVICES, NAMESPACES, 1)?;
-    let entries: String = (0..args.names).map(|name| format!("---\n{}\n", entry(name))).collect();
+    let entries: String =
+        (0..args.names).map(|name| format!("---\n{}\n", entry(name, args.resolution))).collect();
     fs::write(config.join("names.yaml"), entries).context("cannot write the ServiceEntries")?;
     certificates::of_control_plane(&ca, std::iter::empty(), "istiod.istio-system.svc")?;
     let dns = ["--dns-server".into(), server.to_string().into()];
@@ -218,15 +267,19 @@ async fn with_control_plane(
     Ok(queries)
 }
 
-fn entry(name: u32) -> Value {
-    json!({
+fn entry(name: u32, resolution: DnsResolution) -> Value {
+    let mut entry = json!({
         "apiVersion": "networking.istio.io/v1", "kind": "ServiceEntry",
         "metadata": {"name": format!("name-{name}"), "namespace": "default"},
         "spec": {
-            "hosts": [host(name)], "location": "MESH_EXTERNAL", "resolution": "DNS",
+            "hosts": [host(name)], "location": "MESH_EXTERNAL", "resolution": resolution.names().0,
             "ports": [{"number": 80, "name": "http", "protocol": "HTTP"}],
         },
-    })
+    });
+    if resolution == DnsResolution::Static {
+        entry["spec"]["endpoints"] = json!([{ "address": ADDRESS }]);
+    }
+    entry
 }
 
 async fn with_envoy(
@@ -237,7 +290,7 @@ async fn with_envoy(
     questions: &QueryCounter,
 ) -> anyhow::Result<QueryCount> {
     let file = folder.join("envoy.json");
-    let clusters: Vec<Value> = (0..args.names).map(|name| cluster(name, server)).collect();
+    let clusters: Vec<Value> = (0..args.names).map(|name| cluster(name, server, args.resolution)).collect();
     let bootstrap = json!({
         "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": ENVOY_ADMIN}}},
         "static_resources": {"clusters": clusters},
@@ -263,7 +316,7 @@ async fn with_envoy(
 }
 
 /// Returns the cluster as istiod sends it to a sidecar with IPv4, with the address of our DNS server.
-fn cluster(name: u32, server: SocketAddr) -> Value {
+fn cluster(name: u32, server: SocketAddr, resolution: DnsResolution) -> Value {
     let address = |host: &str, port: u16| json!({"socket_address": {"address": host, "port_value": port}});
     let (host, cluster) = (host(name), format!("outbound|80||{}", host(name)));
     let resolver = json!({
@@ -271,15 +324,25 @@ fn cluster(name: u32, server: SocketAddr) -> Value {
         "udp_max_queries": 100,
         "resolvers": [address(&server.ip().to_string(), server.port())],
     });
-    json!({
-        "name": cluster, "type": "STRICT_DNS", "connect_timeout": "10s", "lb_policy": "LEAST_REQUEST",
-        "dns_refresh_rate": "60s", "dns_jitter": "0.100s", "respect_dns_ttl": true, "dns_lookup_family": "V4_ONLY",
-        "typed_dns_resolver_config": {"name": "envoy.network.dns_resolver.cares", "typed_config": resolver},
+    let is_static = resolution == DnsResolution::Static;
+    let mut made = json!({
+        "name": cluster, "type": resolution.names().1, "connect_timeout": "10s", "lb_policy": "LEAST_REQUEST",
         "load_assignment": {
             "cluster_name": cluster,
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address(&host, 80)}}]}],
+            "endpoints": [{"lb_endpoints": [{
+                "endpoint": {"address": address(if is_static { ADDRESS } else { &host }, 80)},
+            }]}],
         },
-    })
+    });
+    if !is_static {
+        made["dns_refresh_rate"] = json!("60s");
+        made["dns_jitter"] = json!("0.100s");
+        made["respect_dns_ttl"] = json!(true);
+        made["dns_lookup_family"] = json!("V4_ONLY");
+        made["typed_dns_resolver_config"] =
+            json!({"name": "envoy.network.dns_resolver.cares", "typed_config": resolver});
+    }
+    made
 }
 
 impl QueryCount {
@@ -315,6 +378,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn only_names_that_are_resolved_have_settings_of_dns() {
+        let server = SocketAddr::from(([127, 0, 0, 1], 53));
+        for (resolution, of_entry, of_cluster) in [
+            (DnsResolution::Static, "STATIC", "STATIC"),
+            (DnsResolution::Dns, "DNS", "STRICT_DNS"),
+            (DnsResolution::DnsRoundRobin, "DNS_ROUND_ROBIN", "LOGICAL_DNS"),
+        ] {
+            let (entry, cluster) = (entry(1, resolution), cluster(1, server, resolution));
+            assert_eq!(
+                (&entry["spec"]["resolution"], &cluster["type"]),
+                (&json!(of_entry), &json!(of_cluster))
+            );
+            let is_static = resolution == DnsResolution::Static;
+            assert_eq!(entry["spec"]["endpoints"].is_array(), is_static, "{entry}");
+            assert_eq!(cluster["dns_refresh_rate"].is_null(), is_static, "{cluster}");
+        }
+    }
+
+    #[test]
     fn the_table_fits_a_terminal() {
         let queries = |v4| QueryCount { seconds: 3_600.0, v4, v6: v4, per_second: v4 as f64 / 1_800.0 };
         let report = DnsReport {
@@ -323,7 +405,13 @@ mod tests {
             version: "0",
             started: 0,
             machine: stage::machine(None, &Ok(()), None),
-            settings: DnsSettings { sidecars: 10_000, names: 1_000, ttl: 5 },
+            settings: DnsSettings {
+                sidecars: 10_000,
+                names: 1_000,
+                resolution: DnsResolution::DnsRoundRobin,
+                ttl: 5,
+            },
+            peers: BTreeMap::new(),
             skysail: queries(720_000),
             envoy: Some(queries(7_200_000)),
             envoys_per_second: Some(80_000_000.0),

@@ -1,8 +1,8 @@
 //! An Envoy bootstrap with the features of a sidecar in a mesh.
 //!
 //! The server's sidecar is PERMISSIVE: two filter chains, selected by the TLS inspector. It checks a policy. The
-//! client's sidecar retries as Istio does by default. Both count gRPC calls, have Istio's fault and CORS filters, keep
-//! metrics and have an admin page.
+//! client's sidecar retries as Istio does by default, and so does a gateway, which trusts no header about the client. All
+//! count gRPC calls, have Istio's fault and CORS filters, keep metrics and have an admin page.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -11,21 +11,27 @@ use skysail_load::grpc::PING;
 
 use crate::{
     access_log::Destination,
-    node::{Extra, Node, Protocol, Role},
-    token::AUDIENCE,
+    node::{AUTHORIZER, Extra, Node, Protocol, Role},
+    token::{AUDIENCE, SUBJECT, Token},
 };
 
 const TYPES: &str = "type.googleapis.com/";
+/// Key of the claims of a token in the metadata of a request.
+const CLAIMS: &str = "payload";
 
 /// Returns the bootstrap of a sidecar.
 pub(crate) fn bootstrap(node: &Node<'_>) -> Value {
     let clusters = (0..node.clusters).map(|number| cluster(node, number));
-    let clusters: Vec<Value> = clusters.chain(collector(node)).collect();
-    json!({
+    let clusters: Vec<Value> = clusters.chain(collector(node)).chain(authorizer(node)).collect();
+    let mut bootstrap = json!({
         "node": { "id": "sidecar~10.0.0.1~a.default~default.svc.cluster.local", "cluster": "a.default" },
         "admin": { "address": address(local(node.admin)) },
         "static_resources": { "listeners": [listener(node)], "clusters": clusters },
-    })
+    });
+    if matches!(node.extra, Extra::NoTelemetry) {
+        bootstrap["stats_config"] = json!({ "stats_matcher": { "reject_all": true } });
+    }
+    bootstrap
 }
 
 fn listener(node: &Node<'_>) -> Value {
@@ -39,7 +45,7 @@ fn listener(node: &Node<'_>) -> Value {
     };
     let filters = json!([filter]);
     match node.role {
-        Role::Client => json!({
+        Role::Client | Role::Gateway => json!({
             "name": "outbound", "address": address(node.listen), "filter_chains": [{ "filters": filters }],
         }),
         Role::Server => json!({
@@ -97,16 +103,27 @@ fn cluster(node: &Node<'_>, number: u16) -> Value {
 /// Returns the cluster of the collector of the access log, if there is one.
 fn collector(node: &Node<'_>) -> Option<Value> {
     let Some(Destination::Otlp(port)) = node.access_log else { return None };
-    Some(json!({
-        "name": "collector",
+    let mut cluster = local_cluster("collector", port);
+    cluster["typed_extension_protocol_options"] = http2();
+    Some(cluster)
+}
+
+/// Returns the cluster of the server of external authorization, if there is one.
+fn authorizer(node: &Node<'_>) -> Option<Value> {
+    Some(local_cluster(AUTHORIZER, node.authorizer.filter(|_| node.role == Role::Server)?))
+}
+
+/// Returns a cluster with a server of the loopback.
+fn local_cluster(name: &str, port: u16) -> Value {
+    json!({
+        "name": name,
         "type": "STATIC",
         "connect_timeout": "5s",
         "load_assignment": {
-            "cluster_name": "collector",
+            "cluster_name": name,
             "endpoints": [{ "lb_endpoints": [{ "endpoint": { "address": address(local(port)) } }] }],
         },
-        "typed_extension_protocol_options": http2(),
-    }))
+    })
 }
 
 /// Returns the options of a cluster that speaks HTTP/2.
@@ -145,7 +162,7 @@ fn http_connection_manager(node: &Node<'_>) -> Value {
             manager["forward_client_cert_details"] = json!("APPEND_FORWARD");
             manager["set_current_client_cert_details"] = json!({ "subject": true, "dns": true, "uri": true });
         }
-        Role::Client => {
+        Role::Client | Role::Gateway => {
             route["route"]["max_grpc_timeout"] = json!("0s");
             route["route"]["retry_policy"] = json!({
                 "retry_on": "connect-failure,refused-stream,unavailable,cancelled,retriable-status-codes",
@@ -159,10 +176,22 @@ fn http_connection_manager(node: &Node<'_>) -> Value {
             });
         }
     }
-    if matches!(node.extra, Extra::Rewrite) {
-        route["route"]["prefix_rewrite"] = json!("/");
-        route["request_headers_to_add"] =
-            json!([{ "header": { "key": "x-added", "value": "by the route" } }]);
+    if node.role == Role::Gateway {
+        manager["use_remote_address"] = json!(true);
+        manager["forward_client_cert_details"] = json!("SANITIZE_SET");
+        manager["set_current_client_cert_details"] =
+            json!({ "subject": true, "cert": true, "dns": true, "uri": true });
+    }
+    let added = |key: &str, value: &str| json!([{ "header": { "key": key, "value": value } }]);
+    match node.extra {
+        Extra::Rewrite => {
+            route["route"]["prefix_rewrite"] = json!("/");
+            route["request_headers_to_add"] = added("x-added", "by the route");
+        }
+        Extra::TokenPolicies(token, _) if node.role != Role::Server => {
+            route["request_headers_to_add"] = added("authorization", &format!("Bearer {}", token.text));
+        }
+        _ => {}
     }
     if let Some(destination) = &node.access_log {
         manager["access_log"] = json!([destination.configuration()]);
@@ -187,29 +216,57 @@ fn http_filters(node: &Node<'_>) -> Vec<Value> {
         json!({ "name": format!("envoy.filters.http.{name}"),
                 "typed_config": typed(&format!("filters.http.{name}.v3.{message}"), settings) })
     };
-    let mut filters = Vec::new();
-    if node.role == Role::Server {
-        filters.push(filter("rbac", "RBAC", policies(node)));
-    }
-    if let Extra::Token(token) = node.extra {
-        let provider = json!({ "audiences": [AUDIENCE], "local_jwks": { "inline_string": token.keys } });
+    let tokens = |token: &Token, claims: &str| {
+        let provider = json!({
+            "audiences": [AUDIENCE],
+            "local_jwks": { "inline_string": token.keys },
+            "payload_in_metadata": claims,
+        });
         let rule = json!({ "match": { "prefix": "/" }, "requires": { "provider_name": "user" } });
         let settings = json!({ "providers": { "user": provider }, "rules": [rule] });
-        filters.push(filter("jwt_authn", "JwtAuthentication", settings));
+        filter("jwt_authn", "JwtAuthentication", settings)
+    };
+    let mut filters = Vec::new();
+    if node.role == Role::Server {
+        // Policies about claims need the result of the verification.
+        filters.extend(match node.extra {
+            Extra::TokenPolicies(token, _) => Some(tokens(token, CLAIMS)),
+            _ => None,
+        });
+        filters.push(filter("rbac", "RBAC", policies(node)));
+        filters.extend(node.authorizer.map(|_| {
+            let server =
+                json!({ "uri": "http://authorizer.mesh.local", "cluster": AUTHORIZER, "timeout": "5s" });
+            let settings = json!({ "http_service": { "server_uri": server }, "transport_api_version": "V3" });
+            filter("ext_authz", "ExtAuthz", settings)
+        }));
     }
-    filters.push(filter(
-        "grpc_stats",
-        "FilterConfig",
-        json!({ "emit_filter_state": true, "stats_for_all_methods": false }),
-    ));
+    if let Extra::Token(token) = node.extra {
+        filters.push(tokens(token, ""));
+    }
+    if !matches!(node.extra, Extra::NoTelemetry) {
+        filters.push(filter(
+            "grpc_stats",
+            "FilterConfig",
+            json!({ "emit_filter_state": true, "stats_for_all_methods": false }),
+        ));
+    }
     filters.push(filter("fault", "HTTPFault", json!({})));
     filters.push(filter("cors", "Cors", json!({})));
+    if matches!(node.extra, Extra::Metrics) {
+        let settings = json!({
+            "@type": format!("{TYPES}udpa.type.v1.TypedStruct"),
+            "type_url": format!("{TYPES}stats.PluginConfig"),
+            "value": {},
+        });
+        filters.push(json!({ "name": "istio.stats", "typed_config": settings }));
+    }
     filters.push(filter("router", "Router", json!({})));
     filters
 }
 
 /// Returns the policy "this caller may GET and POST below /echo", or call gRPC's ping, in the form that Istio generates.
-/// Further policies are about other paths and are examined before it.
+/// Further policies are about other paths, addresses or subjects of tokens, and are examined before it.
 fn policies(node: &Node<'_>) -> Value {
     let who = if node.tls_in() {
         json!({ "authenticated": { "principal_name": { "exact": node.other().id } } })
@@ -218,24 +275,47 @@ fn policies(node: &Node<'_>) -> Value {
     };
     let any = |rules: Value| json!({ "or_rules": { "rules": rules } });
     let method = |name: &str| json!({ "header": { "name": ":method", "string_match": { "exact": name } } });
-    let policy = |path: &str| {
+    let policy = |path: &str, who: &[Value]| {
+        let ids: Vec<Value> = who.iter().map(|id| json!({ "or_ids": { "ids": [id] } })).collect();
         json!({
             "permissions": [{ "and_rules": { "rules": [
                 any(json!([{ "url_path": { "path": { "prefix": path } } }])),
                 any(json!([method("POST"), method("GET")])),
             ] } }],
-            "principals": [{ "and_ids": { "ids": [{ "or_ids": { "ids": [who] } }] } }],
+            "principals": [{ "and_ids": { "ids": ids } }],
         })
     };
     let path = if node.protocol == Protocol::Grpc { PING } else { "/echo" };
     let name = |policy: &str| format!("ns[default]-policy[{policy}]-rule[0]");
-    let mut all = serde_json::Map::from_iter([(name("echo"), policy(path))]);
-    if let Extra::Policies(count) = node.extra {
-        // Policies are examined in the order of their names.
-        all.extend(
-            (1..*count).map(|number| (name(&format!("a{number}")), policy(&format!("/other-{number}")))),
-        );
-    }
+    // Policies are examined in the order of their names.
+    let others = |count: &u16, of: &dyn Fn(u16) -> Value| {
+        (1..*count).map(|number| (name(&format!("a{number}")), of(number))).collect::<Vec<_>>()
+    };
+    let mut needed = vec![who.clone()];
+    let others = match node.extra {
+        Extra::Policies(count) => others(count, &|number| policy(&format!("/other-{number}"), &needed)),
+        Extra::Addresses(count) => {
+            let address = |prefix: &str, length: u8| json!({ "direct_remote_ip": { "address_prefix": prefix, "prefix_len": length } });
+            needed = vec![address("127.0.0.0", 8)];
+            others(count, &|number| {
+                policy(path, &[address(&format!("10.{}.{}.0", number / 256, number % 256), 24)])
+            })
+        }
+        Extra::TokenPolicies(_, count) => {
+            let user = |subject: &str| {
+                json!({ "metadata": {
+                    "filter": "envoy.filters.http.jwt_authn",
+                    "path": [{ "key": CLAIMS }, { "key": "sub" }],
+                    "value": { "string_match": { "exact": subject } },
+                } })
+            };
+            needed.push(user(SUBJECT));
+            others(count, &|number| policy(path, &[who.clone(), user(&format!("user-{number}"))]))
+        }
+        _ => Vec::new(),
+    };
+    let all: serde_json::Map<String, Value> =
+        others.into_iter().chain([(name("echo"), policy(path, &needed))]).collect();
     json!({ "rules": { "action": "ALLOW", "policies": all } })
 }
 

@@ -1,11 +1,12 @@
 //! `skysail bench graph`: graphs of services in the format of isotope, the topology benchmark of Istio.
 //!
 //! [`format`](mod@format) reads a graph into the [`model`], [`check`](mod@check) refuses what could not run, and
-//! [`write`](mod@write) writes it. [`generate`] makes graphs, [`kubernetes`] and [`graphviz`] convert them. [`serve`]
+//! [`write`](mod@write) writes it. [`generate`] makes graphs, also of [`demo`] applications, [`kubernetes`] and [`graphviz`] convert them. [`serve`]
 //! is the mock service, whose [`behavior`] can change while it runs. [`deployment`] makes a mesh to measure from a graph.
 
 mod behavior;
 mod check;
+mod demo;
 mod deployment;
 mod format;
 mod generate;

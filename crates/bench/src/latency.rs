@@ -4,7 +4,7 @@
 //! Disturbances of the machine therefore affect all peers alike.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -14,13 +14,13 @@ use crate::{
     access_log::{self, AccessLog},
     foreign_load::{Attempt, Repeats},
     load::{Load, LoadProtocol},
-    node::Extra,
     peers::Peer,
     report::{LatencyReport, LatencyRun, LatencySettings, Machine, Series},
     results::ResultFile,
     schedule::Schedule,
     stage::{self, Output, Turns, deduplicate, minutes},
     topology::{self, Measurement, Setup, Shape, Topology},
+    variant::{self, Variant},
 };
 
 /// Settings of `skysail bench latency`.
@@ -116,9 +116,12 @@ async fn take(
     for (index, turn) in turns.iter().enumerate() {
         let program = turn.series.peer.and_then(|peer| peers.iter().find(|(other, _)| *other == peer));
         let program = program.map(|(peer, program)| (*peer, program.as_path()));
+        // Sampling takes CPU time, so one turn of each setting is enough.
+        let perf = setup.perf.as_ref().filter(|_| turn.round == 1 && turn.series.peer.is_some());
+        let setup = Setup { perf: perf.map(|prefix| turn.files(prefix)), ..setup.clone() };
         let taken = repeats.take(async || {
-            let (shape, load) = shape_and_load(settings, turn.series, turn.connections);
-            topology::measure(setup, shape, program, load).await
+            let (shape, load) = shape_and_load(settings, turn.series, turn.connections)?;
+            topology::measure(&setup, shape, program, load).await
         });
         let taken = taken.await;
         let done = u32::try_from(index + 1).unwrap_or(u32::MAX);
@@ -140,6 +143,13 @@ async fn take(
 }
 
 impl LatencyTurn {
+    /// Returns the start of the names of the files for flame graphs of the turn.
+    fn files(self, prefix: &Path) -> PathBuf {
+        let mut name = prefix.as_os_str().to_owned();
+        name.push(format!("-{}-{}", self.series, self.connections).replace(", ", "-"));
+        name.into()
+    }
+
     /// Returns the turn with what an attempt measured.
     fn run(self, Attempt { result, busy }: Attempt<Measurement>) -> LatencyRun {
         let Self { round, series, connections } = self;
@@ -157,11 +167,14 @@ fn duration(settings: &LatencySettings) -> Duration {
 }
 
 /// Returns the sidecars and the load of a turn.
+///
+/// # Errors
+/// The token of a variant cannot be issued.
 pub(crate) fn shape_and_load(
     settings: &LatencySettings,
     series: Series,
     connections: usize,
-) -> (Shape, Load) {
+) -> anyhow::Result<(Shape, Load)> {
     let traffic = settings.protocol.traffic();
     let shape = Shape {
         topology: series.topology,
@@ -171,8 +184,8 @@ pub(crate) fn shape_and_load(
         client_alone: false,
         resumption: false,
         clusters: 1,
-        extra: Extra::None,
-        access_log: series.access_log,
+        extra: series.variant.extra()?,
+        access_log: if series.variant == Variant::AccessLog { AccessLog::File } else { series.access_log },
         connections,
     };
     let load = Load {
@@ -185,7 +198,7 @@ pub(crate) fn shape_and_load(
         window: Duration::from_secs_f64(settings.seconds),
         tls: None,
     };
-    (shape, load)
+    Ok((shape, load))
 }
 
 /// Returns all turns in the order in which they are taken.
@@ -200,11 +213,15 @@ fn plan(settings: &LatencySettings, peers: &[Peer]) -> Vec<LatencyTurn> {
                 let peers = if topology == Topology::Baseline { vec![None] } else { peers.collect() };
                 let has_sidecars = topology != Topology::Baseline;
                 let logs = if has_sidecars { &settings.access_logs[..] } else { &[AccessLog::None] };
-                for &access_log in logs {
-                    turns.extend(peers.iter().map(|&peer| LatencyTurn {
+                let variants = if has_sidecars { &settings.variants[..] } else { &[Variant::Usual] };
+                for (&variant, &access_log) in
+                    variants.iter().flat_map(|variant| logs.iter().map(move |log| (variant, log)))
+                {
+                    let possible = peers.iter().filter(|peer| variant.is_possible(**peer));
+                    turns.extend(possible.map(|&peer| LatencyTurn {
                         round,
                         connections,
-                        series: Series { topology, peer, access_log },
+                        series: Series { topology, peer, access_log, variant },
                     }));
                 }
             }
@@ -224,6 +241,7 @@ fn settings(args: &LatencyArgs) -> LatencySettings {
         rounds: args.turns.rounds,
         workers: args.workers,
         access_logs: access_log::only_none(),
+        variants: variant::only_usual(),
         protocol: LoadProtocol::Http1,
     }
 }

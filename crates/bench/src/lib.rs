@@ -2,11 +2,13 @@
 //!
 //! [`control`] measures a control plane, and [`sign`] its certificate authority. [`dns`] counts the DNS
 //! queries of a control plane and of Envoys. [`gateway`] measures a gateway with many hosts. [`instructions`]
-//! counts the instructions of a request. [`graph`] reads, generates, converts and serves service graphs.
+//! counts the instructions of a request, and [`micro`] compares the times of single functions. [`graph`] reads,
+//! generates, converts and serves service graphs.
 //!
 //! [`latency`] and [`compare`] measure peers, which are the proxies to compare. They run in rounds; in each
 //! round every peer has one turn for each setting. [`topology`] runs a turn: a server ([`serve`]), the sidecars
-//! ([`peers`]) with their access logs ([`access_log`], [`collect`]), and the load ([`load`]). [`accounting`] reads the kernel's figures of each process. [`report`] writes
+//! ([`peers`], [`variant`]) with their access logs ([`access_log`], [`collect`]), and the load ([`load`]).
+//! [`accounting`] reads the kernel's figures of each process. [`report`] writes
 //! the result file and its tables. [`scenario`] runs the same turns as a file describes them, and compares and draws
 //! their results; it also measures the generation of configuration ([`generation`]) and a whole mesh ([`mesh`]).
 
@@ -19,6 +21,7 @@ mod dns;
 mod gateway;
 mod instructions;
 mod latency;
+mod micro;
 mod scenario;
 mod sign;
 // In groups from top to bottom: a group uses the groups below it. Exception: `html` and `results` use `stage`.
@@ -34,12 +37,14 @@ mod report;
 mod results;
 mod token;
 mod topology;
+mod variant;
 
 mod access_log;
 mod collect;
 mod generation;
 mod load;
 mod peers;
+mod perf;
 mod relay;
 mod serve;
 
@@ -50,6 +55,7 @@ mod child;
 mod cpus;
 mod document;
 mod envoy;
+mod flame;
 mod foreign_load;
 mod layout;
 mod namespace;
@@ -100,6 +106,11 @@ enum Benchmark {
     /// For CI, --baseline compares the counts with a file that is kept with the source, and fails if they have
     /// increased.
     Instructions(instructions::InstructionsArgs),
+    /// Compare times of single functions, measured by `cargo bench`, with a baseline that is kept with the source.
+    ///
+    /// Exit code 1 if a median is above the baseline by more than the tolerance, or if a benchmark is new or missing. On
+    /// another CPU model than that of the baseline, ratios are reported and not judged.
+    Micro(micro::MicroArgs),
     /// Run scenarios: topology, load, peers, measurements and acceptance, each in a YAML file.
     ///
     /// Every peer gets the same load in turn, round after round. The results, and the same figures in the columns of
@@ -138,6 +149,7 @@ pub fn run(args: Args) -> anyhow::Result<bool> {
         Benchmark::Gateway(args) => gateway::run(&args),
         Benchmark::Graph(args) => graph::run(args).map(|()| true),
         Benchmark::Instructions(args) => instructions::run(args),
+        Benchmark::Micro(args) => micro::run(args),
         Benchmark::Run(args) => scenario::run(&args),
         Benchmark::Report(args) => scenario::page(&args).map(|()| true),
         Benchmark::Diff(args) => scenario::diff(&args),

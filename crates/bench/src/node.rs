@@ -14,6 +14,9 @@ use crate::{
     token::Token,
 };
 
+/// Name of the server of external authorization in configurations and measurements.
+pub(crate) const AUTHORIZER: &str = "authorizer";
+
 /// Protocol on both sides of a sidecar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Protocol {
@@ -56,8 +59,21 @@ impl Protocol {
 pub(crate) enum Role {
     /// In front of the client: plain text in; out to the other sidecar.
     Client,
+    /// At the edge of the mesh: plain text in from clients; out to the server's sidecar.
+    Gateway,
     /// In front of the server: in from the client or its sidecar; plain text out.
     Server,
+}
+
+impl Role {
+    /// Returns the name of the side, with which the names of files and processes begin.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Gateway => "gateway",
+            Self::Server => "server",
+        }
+    }
 }
 
 /// Configuration of a sidecar beyond the usual one.
@@ -73,6 +89,17 @@ pub(crate) enum Extra {
     Hosts(u16),
     /// Requests must carry this token.
     Token(Token),
+    /// Without the filters that make metrics alone.
+    NoTelemetry,
+    /// Istio's standard metrics.
+    Metrics,
+    /// This number of access policies by the caller's address. The request meets the last one only.
+    Addresses(u16),
+    /// The client's sidecar adds this token, which the server's sidecar requires. This number of access policies by its
+    /// subject, of which the request meets the last one only.
+    TokenPolicies(Token, u16),
+    /// A server decides on each request: [`Node::authorizer`].
+    Authorizer,
 }
 
 /// Settings of a sidecar. Ports without an address are on 127.0.0.1.
@@ -94,6 +121,8 @@ pub(crate) struct Node<'a> {
     pub(crate) extra: &'a Extra,
     /// Connections that the sidecar must be able to hold.
     pub(crate) connections: usize,
+    /// Port of the server of external authorization, if there is one.
+    pub(crate) authorizer: Option<u16>,
     /// Destination of the access log, if there is one.
     pub(crate) access_log: Option<Destination>,
     pub(crate) certificates: &'a Certificates,
@@ -101,10 +130,10 @@ pub(crate) struct Node<'a> {
 }
 
 impl Node<'_> {
-    /// Returns the sidecar's own identity.
+    /// Returns the sidecar's own identity. A gateway has that of the client.
     pub(crate) fn own(&self) -> &Identity {
         match self.role {
-            Role::Client => &self.certificates.client,
+            Role::Client | Role::Gateway => &self.certificates.client,
             Role::Server => &self.certificates.server,
         }
     }
@@ -112,7 +141,7 @@ impl Node<'_> {
     /// Returns the identity that the other sidecar must have.
     pub(crate) fn other(&self) -> &Identity {
         match self.role {
-            Role::Client => &self.certificates.server,
+            Role::Client | Role::Gateway => &self.certificates.server,
             Role::Server => &self.certificates.client,
         }
     }
@@ -124,13 +153,12 @@ impl Node<'_> {
 
     /// Returns true if the sidecar initiates mutual TLS.
     pub(crate) fn tls_out(&self) -> bool {
-        self.mtls && self.role == Role::Client
+        self.mtls && self.role != Role::Server
     }
 
     /// Writes a file for the sidecar, and returns its path.
     pub(crate) fn write(&self, name: &str, text: &str) -> anyhow::Result<PathBuf> {
-        let side = if self.role == Role::Client { "client" } else { "server" };
-        let path = self.folder.join(format!("{side}-{name}"));
+        let path = self.folder.join(format!("{}-{name}", self.role.name()));
         fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
         Ok(path)
     }

@@ -240,6 +240,7 @@ mod tests {
             clusters: 1,
             extra: &Extra::None,
             connections: 100,
+            authorizer: None,
             access_log: Some(Destination::Otlp(4)),
             certificates: &certificates,
             folder: folder.path(),

@@ -1,6 +1,23 @@
-//! Plots as SVG: horizontal bars, and lines with logarithmic axes. The style sheet of the page defines the colours.
+//! Plots as SVG: horizontal bars, lines over logarithmic axes, and trends over results. The style sheet of the page
+//! defines the colours.
+//!
+//! A plot has axes with titles and ticks. It is narrow, so that its text is legible on a telephone. Legends are HTML below
+//! the plot, which wraps.
+
+mod bars;
+mod lines;
 
 use std::fmt::Write as _;
+
+pub(crate) use self::{
+    bars::{Bar, BarAxis, bars},
+    lines::{Line, LinePoint, LineTitles, line_panel, lines, trend},
+};
+
+/// Width of all plots with axes, in the units of their text size.
+const WIDTH: f64 = 400.0;
+/// Width of a character in these units, on average.
+const CHARACTER: f64 = 7.0;
 
 /// Escapes text for HTML and SVG.
 pub(crate) fn escape(text: &str) -> String {
@@ -17,170 +34,54 @@ pub(crate) fn escape(text: &str) -> String {
     safe
 }
 
-/// A bar of several parts.
-pub(crate) struct Bar {
-    pub(crate) label: String,
-    /// Length and CSS class of each part.
-    pub(crate) parts: Vec<(f64, String)>,
-    /// Minimum and maximum of the sum.
-    pub(crate) range: (f64, f64),
-}
-
-/// Plots bars under headings, all on one scale that begins at zero.
-pub(crate) fn bars(groups: &[(String, Vec<Bar>)], digits: usize) -> String {
-    const LEFT: f64 = 190.0;
-    const WIDTH: f64 = 480.0;
-    const LINE: f64 = 22.0;
-    let all = || groups.iter().flat_map(|(_, bars)| bars);
-    let max = all().map(|bar| bar.range.1).fold(f64::MIN_POSITIVE, f64::max);
-    let scale = |value: f64| value.max(0.0) / max * WIDTH;
-    let mut body = String::new();
-    let mut y = 0.0;
-    // Writing to a String cannot fail.
-    for (title, bars) in groups {
-        let _ = write!(body, r#"<text class="group" x="0" y="{:.0}">{}</text>"#, y + 15.0, escape(title));
-        y += LINE;
-        for bar in bars {
-            let _ = write!(
-                body,
-                r#"<text x="{}" y="{:.0}" text-anchor="end">{}</text>"#,
-                LEFT - 8.0,
-                y + 14.0,
-                escape(&bar.label)
-            );
-            let mut x = LEFT;
-            let mut whole = 0.0;
-            for (length, class) in &bar.parts {
-                let width = scale(*length);
-                let _ = write!(
-                    body,
-                    r#"<rect class="{}" x="{x:.1}" y="{:.0}" width="{width:.1}" height="16"/>"#,
-                    escape(class),
-                    y + 2.0
-                );
-                x += width;
-                whole += length;
-            }
-            let (low, high) = (LEFT + scale(bar.range.0), LEFT + scale(bar.range.1));
-            let middle = y + 10.0;
-            let _ = write!(
-                body,
-                r#"<path class="range" d="M{low:.1} {middle:.0}H{high:.1}"/><text x="{:.1}" y="{:.0}">{whole:.digits$}</text>"#,
-                high.max(x) + 6.0,
-                y + 14.0
-            );
-            y += LINE;
+/// Returns the legend of plots: CSS classes of the marks with their meaning. Repeated entries are shown once.
+pub(crate) fn legend(entries: &[(String, String)]) -> String {
+    let mut text = String::new();
+    for (index, (class, label)) in entries.iter().enumerate() {
+        if !entries[..index].iter().any(|(_, earlier)| earlier == label) {
+            // Writing to a String cannot fail.
+            let _ = write!(text, r#"<li><span class="key {}"></span>{}</li>"#, escape(class), escape(label));
         }
-        y += 6.0;
     }
-    let width = LEFT + WIDTH + 70.0;
-    format!(r#"<svg viewBox="0 0 {width:.0} {y:.0}" width="{width:.0}" role="img">{body}</svg>"#)
+    if text.is_empty() { text } else { format!(r#"<ul class="legend">{text}</ul>"#) }
 }
 
-/// A line of a plot.
-pub(crate) struct Line {
-    pub(crate) label: String,
-    /// CSS classes.
-    pub(crate) class: String,
-    pub(crate) points: Vec<(f64, f64)>,
-}
-
-/// Plots lines over two logarithmic axes; empty without points.
-pub(crate) fn lines(lines: &[Line], x_title: &str, y_title: &str) -> String {
-    const LEFT: f64 = 60.0;
-    const TOP: f64 = 26.0;
-    const WIDTH: f64 = 460.0;
-    const HEIGHT: f64 = 240.0;
-    let points = || lines.iter().flat_map(|line| &line.points);
-    let mut places: Vec<f64> = points().map(|(x, _)| *x).collect();
-    places.sort_by(f64::total_cmp);
-    places.dedup();
-    let (Some(min), Some(max)) = (places.first(), places.last()) else { return String::new() };
-    let span = (max / min).ln();
-    let x = |value: f64| {
-        let share = if span > 0.0 { (value / min).ln() / span } else { 0.5 };
-        LEFT + 20.0 + share * (WIDTH - 40.0)
-    };
-    let (bottom, top) = points().fold((f64::MAX, 1.0_f64), |(low, high), (_, y)| (low.min(*y), high.max(*y)));
-    let marks = marks(bottom, top);
-    let (Some(bottom), Some(top)) = (marks.first(), marks.last()) else { return String::new() };
-    let y = |value: f64| TOP + HEIGHT - (value.max(*bottom) / bottom).ln() / (top / bottom).ln() * HEIGHT;
-    let mut body = String::new();
-    // Writing to a String cannot fail.
-    for mark in &marks {
-        let _ = write!(
-            body,
-            r#"<path class="grid" d="M{LEFT} {0:.1}H{1:.1}"/><text x="{2}" y="{3:.1}" text-anchor="end">{mark}</text>"#,
-            y(*mark),
-            LEFT + WIDTH,
-            LEFT - 6.0,
-            y(*mark) + 4.0
-        );
-    }
-    for place in &places {
-        let _ = write!(
-            body,
-            r#"<text x="{:.1}" y="{:.0}" text-anchor="middle">{place}</text>"#,
-            x(*place),
-            TOP + HEIGHT + 18.0
-        );
-    }
-    for (index, line) in lines.iter().enumerate() {
-        let path: Vec<String> =
-            line.points.iter().map(|(px, py)| format!("{:.1} {:.1}", x(*px), y(*py))).collect();
-        let class = escape(&line.class);
-        let _ = write!(body, r#"<path class="line {class}" d="M{}"/>"#, path.join("L"));
-        for (px, py) in &line.points {
-            let _ = write!(body, r#"<circle class="{class}" cx="{:.1}" cy="{:.1}" r="3"/>"#, x(*px), y(*py));
-        }
-        let (at, height) = (LEFT + WIDTH + 14.0, TOP + 10.0 + 18.0 * index as f64);
-        let _ = write!(
-            body,
-            r#"<path class="line {class}" d="M{at} {0:.0}h24"/><text x="{1}" y="{2:.0}">{3}</text>"#,
-            height,
-            at + 30.0,
-            height + 4.0,
-            escape(&line.label)
-        );
-    }
-    let height = (TOP + HEIGHT + 42.0).max(TOP + 20.0 + 18.0 * lines.len() as f64);
-    let width = LEFT + WIDTH + 320.0;
+/// Returns a plot with these elements. `label` describes it to those who cannot see it.
+fn svg(height: f64, label: &str, body: &str) -> String {
     format!(
-        r#"<svg viewBox="0 0 {width:.0} {height:.0}" width="{width:.0}" role="img">{body}<text x="{:.0}" y="{:.0}" text-anchor="middle">{}</text><text x="{LEFT}" y="14">{}</text></svg>"#,
-        LEFT + WIDTH / 2.0,
-        TOP + HEIGHT + 36.0,
-        escape(x_title),
-        escape(y_title)
+        r#"<svg viewBox="0 0 {WIDTH:.0} {height:.0}" width="{WIDTH:.0}" role="img" aria-label="{}">{body}</svg>"#,
+        escape(label)
     )
 }
 
-/// Plots values as a small line that begins at zero, without axes. Missing values are left out.
-pub(crate) fn sparkline(values: &[Option<f64>]) -> String {
-    const WIDTH: f64 = 120.0;
-    const HEIGHT: f64 = 24.0;
-    let max = values.iter().flatten().copied().fold(f64::MIN_POSITIVE, f64::max);
-    let step = WIDTH / (values.len().max(2) - 1) as f64;
-    let point = |(index, value): (usize, &Option<f64>)| {
-        let height = HEIGHT - value.as_ref()?.max(0.0) / max * HEIGHT;
-        Some(format!("{:.1} {height:.1}", index as f64 * step))
-    };
-    let points: Vec<String> = values.iter().enumerate().filter_map(point).collect();
-    format!(
-        r#"<svg viewBox="-2 -2 {:.0} {:.0}" width="{:.0}" role="img"><path class="line peer1" d="M{}"/></svg>"#,
-        WIDTH + 4.0,
-        HEIGHT + 4.0,
-        WIDTH + 4.0,
-        points.join("L")
-    )
+/// Returns the ticks of an axis from zero to at least this value: four to six, in steps of 1, 2 or 5 times a power of ten.
+fn ticks(max: f64) -> Vec<f64> {
+    if max <= 0.0 {
+        return vec![0.0, 1.0];
+    }
+    let rough = max.max(1e-9) / 5.0;
+    let power = 10_f64.powf(rough.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].map(|step| step * power).into_iter().find(|step| *step >= rough);
+    let step = step.unwrap_or(rough);
+    // The division of a multiple of the step may be slightly above a whole number.
+    let number = (max / step - 1e-9).ceil().max(1.0) as u32;
+    (0..=number).map(|index| f64::from(index) * step).collect()
 }
 
-/// Returns at least two marks of an axis that enclose the values: 1, 2 or 5 times a power of ten, from 1 on.
-fn marks(lowest: f64, highest: f64) -> Vec<f64> {
-    let all: Vec<f64> =
-        (0..12).flat_map(|power| [1.0, 2.0, 5.0].map(|step| step * 10_f64.powi(power))).collect();
-    let from = all.iter().rposition(|mark| *mark <= lowest).unwrap_or(0);
-    let to = all.iter().position(|mark| *mark >= highest).unwrap_or(all.len() - 1);
-    all[from..=to.max(from + 1).min(all.len() - 1)].to_vec()
+/// Formats the value of a tick: with commas between thousands, and without zeros at its end.
+fn tick_label(value: f64) -> String {
+    let text = format!("{value:.6}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    let (whole, fraction) = text.split_at(text.find('.').unwrap_or(text.len()));
+    let mut label = String::new();
+    for (index, digit) in whole.chars().enumerate() {
+        if index > 0 && (whole.len() - index).is_multiple_of(3) && !label.ends_with('-') {
+            label.push(',');
+        }
+        label.push(digit);
+    }
+    label.push_str(fraction);
+    label
 }
 
 #[cfg(test)]
@@ -188,38 +89,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn axes_have_round_bounds() {
-        assert_eq!(marks(130.0, 401.0), [100.0, 200.0, 500.0]);
-        assert_eq!(marks(0.2, 1.0), [1.0, 2.0]);
-        assert_eq!(marks(500.0, 500.0), [500.0, 1_000.0]);
+    fn ticks_are_round_and_enclose_the_values() {
+        assert_eq!(ticks(20.0), [0.0, 5.0, 10.0, 15.0, 20.0]);
+        assert_eq!(ticks(1_237.0), [0.0, 500.0, 1_000.0, 1_500.0]);
+        assert_eq!(ticks(0.4).len(), 5);
+        for max in [0.0, 1e-12, 3.0, 7.0, 99.0, 123_456.0] {
+            let ticks = ticks(max);
+            assert!((2..=7).contains(&ticks.len()) && ticks.last() >= Some(&max), "{max}: {ticks:?}");
+        }
     }
 
     #[test]
-    fn bars_fill_the_width_and_text_is_escaped() {
-        let bar = |label: &str, length: f64| Bar {
-            label: label.to_owned(),
-            parts: vec![(length / 2.0, "user".to_owned()), (length / 2.0, "kernel".to_owned())],
-            range: (length, length),
-        };
-        let svg = bars(&[("a <b>".to_owned(), vec![bar("x&y", 10.0), bar("z", 20.0)])], 1);
-        assert!(svg.contains("a &lt;b&gt;") && svg.contains("x&amp;y"), "{svg}");
-        assert_eq!(svg.matches(r#"width="240.0""#).count(), 2, "{svg}");
-        assert_eq!(svg.matches(r#"width="120.0""#).count(), 2, "{svg}");
+    fn ticks_are_labelled_with_commas_and_without_zeros_at_their_end() {
+        let values = [0.0, 0.30000000000000004, 2.5, 100.0, 1_000.0, 1_234_567.0];
+        assert_eq!(values.map(tick_label), ["0", "0.3", "2.5", "100", "1,000", "1,234,567"]);
     }
 
     #[test]
-    fn a_sparkline_begins_at_zero_and_leaves_out_missing_values() {
-        let svg = sparkline(&[Some(10.0), None, Some(20.0)]);
-        assert!(svg.contains(r#"d="M0.0 12.0L120.0 0.0""#), "{svg}");
-        assert!(!sparkline(&[Some(0.0)]).contains("NaN") && !sparkline(&[]).contains("NaN"));
-    }
-
-    #[test]
-    fn plotted_points_lie_between_the_axes() {
-        let line =
-            Line { label: "p".to_owned(), class: "c".to_owned(), points: vec![(2.0, 100.0), (64.0, 10.0)] };
-        let svg = lines(&[line], "x", "y");
-        assert!(svg.contains(r#"cx="80.0" cy="26.0""#) && svg.contains(r#"cx="500.0" cy="266.0""#), "{svg}");
-        assert_eq!(lines(&[], "x", "y"), "");
+    fn a_legend_has_each_meaning_once() {
+        let entry = |class: &str, label: &str| (class.to_owned(), label.to_owned());
+        let text = legend(&[entry("peer0", "a & b"), entry("peer1", "c"), entry("peer0", "a & b")]);
+        assert_eq!(text.matches("<li>").count(), 2, "{text}");
+        assert!(text.contains(r#"<span class="key peer0"></span>a &amp; b</li>"#), "{text}");
+        assert_eq!(legend(&[]), "");
     }
 }

@@ -16,8 +16,10 @@ use crate::{
     foreign_load::{self, ForeignLoad},
     layout,
     load::LoadProtocol,
+    node::AUTHORIZER,
     peers::Peer,
     topology::{Measurement, Topology},
+    variant::{self, Variant},
 };
 
 /// The result file; `docs/benchmarks.md` describes its format.
@@ -80,6 +82,9 @@ pub(crate) struct LatencySettings {
     /// Access logs of the sidecars; each has its own turns. Absent if there is none.
     #[serde(default = "access_log::only_none", skip_serializing_if = "access_log::is_only_none")]
     pub(crate) access_logs: Vec<AccessLog>,
+    /// Variants of the sidecars' configuration; each has its own turns. Absent if there is only the usual one.
+    #[serde(default = "variant::only_usual", skip_serializing_if = "variant::is_only_usual")]
+    pub(crate) variants: Vec<Variant>,
     /// Absent for HTTP/1.1.
     #[serde(default, skip_serializing_if = "LoadProtocol::is_http1")]
     pub(crate) protocol: LoadProtocol,
@@ -102,16 +107,24 @@ pub(crate) struct Series {
     /// Access log of the sidecars. Absent without one, and in results of earlier versions.
     #[serde(default, skip_serializing_if = "AccessLog::is_none")]
     pub(crate) access_log: AccessLog,
+    /// Variant of the sidecars' configuration. Absent for the usual one.
+    #[serde(default, skip_serializing_if = "Variant::is_usual")]
+    pub(crate) variant: Variant,
 }
 
 impl Series {
     /// The topology without sidecars.
-    pub(crate) const BASELINE: Self =
-        Self { topology: Topology::Baseline, peer: None, access_log: AccessLog::None };
+    pub(crate) const BASELINE: Self = Self {
+        topology: Topology::Baseline,
+        peer: None,
+        access_log: AccessLog::None,
+        variant: Variant::Usual,
+    };
 
-    /// Returns the proxy and its access log, as in `envoy, stdout`.
+    /// Returns the proxy, its variant and its access log, as in `envoy, stdout`.
     pub(crate) fn measured_with(self) -> String {
-        self.access_log.after(self.peer.map_or("no sidecar", Peer::name))
+        let peer = self.peer.map_or("no sidecar", Peer::name);
+        self.access_log.after(&self.variant.after(peer))
     }
 }
 
@@ -170,6 +183,8 @@ pub(crate) struct PeerRatio {
     pub(crate) topology: Topology,
     #[serde(skip_serializing_if = "AccessLog::is_none")]
     pub(crate) access_log: AccessLog,
+    #[serde(skip_serializing_if = "Variant::is_usual")]
+    pub(crate) variant: Variant,
     pub(crate) connections: usize,
     pub(crate) peer: Peer,
     pub(crate) other: Peer,
@@ -237,6 +252,7 @@ impl LatencyReport {
         Some(PeerRatio {
             topology: series.topology,
             access_log: series.access_log,
+            variant: series.variant,
             connections,
             peer: first,
             other,
@@ -266,6 +282,11 @@ impl LatencyReport {
             if let Some(without) = without_log.filter(|_| !series.access_log.is_none()) {
                 let cost = cpu_of_proxies(measurement) - cpu_of_proxies(without);
                 figures.insert("cpu_access_log_us_per_request".to_owned(), cost);
+            }
+            let usual = in_round(Series { variant: Variant::Usual, ..series });
+            if let Some(usual) = usual.filter(|_| !series.variant.is_usual()) {
+                let cost = cpu_of_proxies(measurement) - cpu_of_proxies(usual);
+                figures.insert("cpu_variant_us_per_request".to_owned(), cost);
             }
             Some((run.round, figures))
         };
@@ -340,6 +361,7 @@ pub(crate) fn metrics(run: &Measurement, baseline: Option<&Measurement>) -> BTre
         let group = match part {
             _ if proxy => "proxies",
             part if part.ends_with("-collector") => "collectors",
+            part if part == AUTHORIZER => "authorizers",
             _ => "ends",
         };
         for name in [part.replace('-', "_"), group.to_owned()] {

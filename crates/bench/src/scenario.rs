@@ -4,7 +4,7 @@
 //! [`mesh`] that of a whole mesh, [`networks`] that of networks of several kinds, [`airline`] that of the airline
 //! example, [`command`] those of other benchmarks; they are studies of [`cases`]. [`site`] shows the history of all
 //! results, [`size`](mod@size) computes the size of a mesh from them. The other modules are those of
-//! traffic: [`format`](mod@format) reads a scenario.
+//! traffic: [`format`](mod@format) reads a scenario, [`sizes`] has the sizes of a run.
 //! [`run`](mod@run) takes its turns and stores a [`ScenarioResult`]. [`table`] and [`page`](mod@page) with [`figures`] show
 //! results together with figures that others have published. [`diff`](mod@diff) compares two results. [`csv`] reads and
 //! writes the columns of Istio's `benchmark.csv`, [`perf_data`] writes the results of ClusterLoader2.
@@ -26,6 +26,7 @@ mod rank;
 mod run;
 mod site;
 mod size;
+mod sizes;
 mod study;
 mod table;
 

@@ -94,12 +94,31 @@ impl Environment {
                 program.display()
             );
         }
-        self.check_only_own(benchmark)
+        self.check_only(benchmark, &[Peer::Skysail])
     }
 
     /// Returns the program to measure of a benchmark that measures a control plane. Peers that are left out are named.
     pub(crate) fn own_program(&self, benchmark: &str) -> anyhow::Result<PathBuf> {
-        self.check_only_own(benchmark)?;
+        self.own_program_among(benchmark, &[Peer::Skysail])
+    }
+
+    /// Returns the program to measure of a benchmark that measures a control plane beside an Envoy, and that of Envoy if it
+    /// is installed and requested. Other peers are named as left out.
+    pub(crate) fn programs_with_envoy(&self, benchmark: &str) -> anyhow::Result<Vec<(Peer, PathBuf)>> {
+        const ABLE: [Peer; 2] = [Peer::Skysail, Peer::Envoy];
+        let skysail = self.own_program_among(benchmark, &ABLE)?;
+        let places = PeerPrograms { skysail: None, envoy: self.envoy.clone() };
+        let envoy = match self.peers.contains(&Peer::Envoy) {
+            true => Peer::choose(&[Peer::Envoy], &[], &places)?,
+            false if self.peers.is_empty() => Peer::choose(&[], &[Peer::Envoy], &places)?,
+            false => Vec::new(),
+        };
+        Ok([(Peer::Skysail, skysail)].into_iter().chain(envoy).collect())
+    }
+
+    /// Returns the program of Skysail, which has the control plane too. `able` are the peers that can take part.
+    fn own_program_among(&self, benchmark: &str, able: &[Peer]) -> anyhow::Result<PathBuf> {
+        self.check_only(benchmark, able)?;
         let program = Peer::Skysail.find(&PeerPrograms { skysail: self.skysail.clone(), envoy: None })?;
         ensure!(
             Peer::has_subcommands(&program),
@@ -109,19 +128,20 @@ impl Environment {
         Ok(program)
     }
 
-    /// Fails if the peers lack Skysail. Other peers are named as left out.
-    fn check_only_own(&self, benchmark: &str) -> anyhow::Result<()> {
-        let others: Vec<&str> =
-            self.peers.iter().filter(|peer| **peer != Peer::Skysail).map(|peer| peer.name()).collect();
+    /// Fails if the peers lack Skysail. Peers that cannot take part are named as left out.
+    fn check_only(&self, benchmark: &str, able: &[Peer]) -> anyhow::Result<()> {
+        let names = |peers: &[Peer]| peers.iter().map(|peer| peer.name()).collect::<Vec<_>>();
         ensure!(
-            self.peers.is_empty() || others.len() < self.peers.len(),
-            "{benchmark}: --peers {}: the benchmark has no peer but skysail; add it, or leave --peers out",
-            others.join(",")
+            self.peers.is_empty() || self.peers.contains(&Peer::Skysail),
+            "{benchmark}: --peers {}: the benchmark has no peer but {}; add skysail, or leave --peers out",
+            names(&self.peers).join(","),
+            names(able).join(" and ")
         );
+        let others: Vec<Peer> = self.peers.iter().copied().filter(|peer| !able.contains(peer)).collect();
         if !others.is_empty() {
             stdio::print_error(format_args!(
                 "{benchmark}: without {}, which take no part in it",
-                others.join(", ")
+                names(&others).join(", ")
             ));
         }
         Ok(())
@@ -174,6 +194,7 @@ impl Stage {
             realtime: scheduling.is_ok(),
             under: Vec::new(),
             hosts: HostPair::default(),
+            perf: None,
         };
         let machine = machine(scheduling.err().as_deref(), &network, None);
         Ok(Self { setup, machine, _folder: folder })

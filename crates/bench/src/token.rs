@@ -12,6 +12,8 @@ use skysail_identity::{Issuer, ServiceAccount};
 
 /// Audience of the token.
 pub(crate) const AUDIENCE: &str = "skysail-bench";
+/// Subject of the token.
+pub(crate) const SUBJECT: &str = "system:serviceaccount:default:user";
 /// Length of a coordinate of P-256 in bytes.
 const COORDINATE: usize = 32;
 /// Lifetime of the token, longer than any run.

@@ -25,8 +25,9 @@ use crate::{
     clock, cpus,
     load::{self, Load, LoadOutcome, Traffic, WindowBoundary},
     namespace::free_ports,
-    node::{Extra, Node, Protocol, Role},
+    node::{AUTHORIZER, Extra, Node, Protocol, Role},
     peers::Peer,
+    perf::PerfRecording,
     stream::Tls,
     tls,
 };
@@ -45,11 +46,19 @@ pub(crate) enum Topology {
     ServerMtls,
     /// The sidecars of client and server, with mutual TLS between them.
     BothSidecars,
+    /// A gateway, to which the client sends plain HTTP, and the server's sidecar, with mutual TLS between them.
+    Ingress,
 }
 
 impl Topology {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Baseline, Self::ClientSidecar, Self::ServerSidecar, Self::ServerMtls, Self::BothSidecars];
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Baseline,
+        Self::ClientSidecar,
+        Self::ServerSidecar,
+        Self::ServerMtls,
+        Self::BothSidecars,
+        Self::Ingress,
+    ];
 
     /// Returns the name on the command line and in result files.
     pub(crate) fn name(self) -> &'static str {
@@ -59,7 +68,13 @@ impl Topology {
             Self::ServerSidecar => "server-sidecar",
             Self::ServerMtls => "server-mtls",
             Self::BothSidecars => "both-sidecars",
+            Self::Ingress => "ingress",
         }
+    }
+
+    /// Returns true if sidecars use mutual TLS.
+    fn has_mtls(self) -> bool {
+        matches!(self, Self::ServerMtls | Self::BothSidecars | Self::Ingress)
     }
 
     /// Returns the sidecars in the order in which requests pass them.
@@ -69,6 +84,7 @@ impl Topology {
             Self::ClientSidecar => &[Role::Client],
             Self::ServerSidecar | Self::ServerMtls => &[Role::Server],
             Self::BothSidecars => &[Role::Client, Role::Server],
+            Self::Ingress => &[Role::Gateway, Role::Server],
         }
     }
 }
@@ -109,6 +125,8 @@ pub(crate) struct Setup {
     /// Program and arguments under which the sidecar nearest to the client runs; empty for none.
     pub(crate) under: Vec<OsString>,
     pub(crate) hosts: HostPair,
+    /// Start of the names of files for flame graphs of the sidecars, if there are to be any.
+    pub(crate) perf: Option<PathBuf>,
 }
 
 /// Settings of a turn.
@@ -171,7 +189,7 @@ pub(crate) struct Measurement {
     pub(crate) latency_us: Latencies,
     /// Latency from the time a request was sent.
     pub(crate) latency_since_sent_us: Latencies,
-    /// Cost by process: client, server, client-proxy, server-proxy.
+    /// Cost by process: client, server, client-proxy, gateway-proxy, server-proxy, authorizer.
     pub(crate) parts: BTreeMap<String, Cost>,
     /// Number of CPUs used by work outside of the benchmark.
     pub(crate) other_cpus: f64,
@@ -219,16 +237,23 @@ pub(crate) async fn measure(
     let mut standing = RunningTopology::start(setup, &shape, peer).await?;
     tokio::time::sleep(SETTLE).await;
     let load = Load { target: standing.entry, tls: standing.tls(setup, resume)?, ..load };
-    let measured = match observe(load, &standing).await {
+    let recording = setup.perf.as_ref().map(|_| PerfRecording::start(&standing.sidecars(), &setup.folder));
+    let recording = recording.transpose()?;
+    let mut measured = match observe(load, &standing).await {
         Ok(measurement) => standing.with_log_entries(measurement).await,
         Err(error) => Err(error),
     };
+    if let (Some(recording), Some(prefix)) = (recording, &setup.perf) {
+        let title = prefix.file_name().unwrap_or_default().to_string_lossy();
+        let drawn = recording.finish(prefix, &title).await;
+        measured = measured.and_then(|measurement| drawn.map(|()| measurement));
+    }
     standing.end(measured).await
 }
 
 /// A running server and the sidecars in front of it.
 pub(crate) struct RunningTopology {
-    /// The server, then the sidecars from the server to the client, each after its collector.
+    /// The server, the authorizer, then the sidecars from the server to the client, each after its collector.
     parts: Vec<Running>,
     logs: Vec<SidecarLog>,
     /// Address to which the client connects.
@@ -255,24 +280,30 @@ impl RunningTopology {
             network: host.namespace.clone(),
         };
         let beside = if shape.client_alone { on(server, true, proxies) } else { on(server, false, ends) };
-        let ports = free_ports::<7>()?;
+        let ports = free_ports::<8>()?;
         let sidecars = shape.topology.sidecars();
         // What has no sidecar in front of it is reached at the address of its host.
         let is_behind = sidecars.contains(&Role::Server);
         let mut upstream =
             SocketAddr::from((if is_behind { Ipv4Addr::LOCALHOST } else { server.address }, ports[0]));
-        let mut parts = vec![start_server(setup, shape.protocol, beside, upstream).await?];
+        let authorizer = matches!(shape.extra, Extra::Authorizer).then_some(ports[7]);
+        let mut parts = vec![start_server("server", setup, shape.protocol, beside.clone(), upstream).await?];
+        if let Some(port) = authorizer {
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+            parts.push(start_server(AUTHORIZER, setup, Protocol::Http1, beside, address).await?);
+        }
         let mut logs = Vec::new();
         for (index, role) in sidecars.iter().rev().enumerate() {
             let Some((peer, program)) = peer else { bail!("{} needs a peer", shape.topology.name()) };
-            let (name, host, address) = match role {
-                Role::Client => ("client-proxy", client, Ipv4Addr::LOCALHOST),
-                Role::Server => ("server-proxy", server, server.address),
+            let name = format!("{}-proxy", role.name());
+            let (host, address) = match role {
+                Role::Client | Role::Gateway => (client, Ipv4Addr::LOCALHOST),
+                Role::Server => (server, server.address),
             };
             let scheduling = on(host, false, proxies);
             let StartedLog { log, stdout, collector } = SidecarLog::start(
                 shape.access_log,
-                name,
+                &name,
                 ports[5 + index],
                 (&setup.executable, &setup.folder),
                 scheduling.clone(),
@@ -286,13 +317,14 @@ impl RunningTopology {
                 listen: (address, ports[1 + 2 * index]).into(),
                 upstream,
                 admin: ports[2 + 2 * index],
-                mtls: matches!(shape.topology, Topology::ServerMtls | Topology::BothSidecars),
+                mtls: shape.topology.has_mtls(),
                 protocol: shape.protocol,
                 workers: shape.workers,
                 resumption: shape.resumption,
                 clusters: shape.clusters,
                 extra: &shape.extra,
                 connections: shape.connections,
+                authorizer,
                 access_log,
                 certificates: &setup.certificates,
                 folder: &setup.folder,
@@ -304,13 +336,19 @@ impl RunningTopology {
                 command.push("--no-seccomp".into());
             }
             let streams = Streams { stdin: None, stdout };
-            let mut proxy = Running::start_with(name, &command, &setup.folder, scheduling, streams)?;
+            let mut proxy = Running::start_with(&name, &command, &setup.folder, scheduling, streams)?;
             proxy.ready(node.listen.port()).await?;
             upstream = node.listen;
             parts.push(proxy);
         }
         let scheduling = on(client, false, ends);
         Ok(Self { parts, logs, entry: upstream, scheduling, shape: shape.clone() })
+    }
+
+    /// Returns the names and processes of the sidecars.
+    fn sidecars(&self) -> Vec<(&str, Vec<i32>)> {
+        let sidecars = self.parts.iter().filter(|part| part.name.ends_with("-proxy"));
+        sidecars.map(|part| (part.name.as_str(), accounting::family(part.pid()))).collect()
     }
 
     /// Returns the TLS settings of the client, if it uses TLS.
@@ -370,7 +408,9 @@ impl RunningTopology {
     }
 }
 
+/// Starts a server of requests: that of the topology, or one that answers all requests of an authorization with 200.
 async fn start_server(
+    name: &str,
     setup: &Setup,
     protocol: Protocol,
     scheduling: Scheduling,
@@ -379,7 +419,7 @@ async fn start_server(
     let mut command = vec![setup.executable.clone().into_os_string()];
     command.extend(["bench", "serve", "--protocol", protocol.name(), "--listen"].map(OsString::from));
     command.push(address.to_string().into());
-    let mut server = Running::start("server", &command, &setup.folder, scheduling)?;
+    let mut server = Running::start(name, &command, &setup.folder, scheduling)?;
     server.ready(address.port()).await?;
     Ok(server)
 }

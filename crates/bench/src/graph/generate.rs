@@ -1,10 +1,11 @@
-//! Generates graphs of regular shapes: trees, stars and meshes.
+//! Generates graphs of regular shapes: trees, stars and meshes, and copies of a demo application.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::ensure;
 
 use super::{
+    demo,
     format::MAX_SERVICES,
     model::{GraphProtocol, GraphService, ScriptCommand, ServiceCall, ServiceGraph},
     value,
@@ -33,6 +34,15 @@ pub(super) enum GraphShape {
     Mesh {
         #[command(flatten)]
         levels: Levels,
+        #[command(flatten)]
+        settings: ServiceSettings,
+    },
+    /// Copies of a demo application of ten services: emojivoto and bookinfo. A request to the entry point reaches one copy
+    /// on average, at random. `--probability` has no effect.
+    Demo {
+        /// Number of copies.
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        copies: u32,
         #[command(flatten)]
         settings: ServiceSettings,
     },
@@ -95,9 +105,21 @@ pub(super) fn graph(shape: &GraphShape) -> anyhow::Result<ServiceGraph> {
             (tree(Levels { levels: 2, branches: services - 1 })?, settings)
         }
         GraphShape::Mesh { levels, settings } => (mesh(*levels)?, settings),
+        GraphShape::Demo { copies, settings } => {
+            return Ok(service_graph(demo::services(*copies)?, settings));
+        }
     };
     let names: Vec<String> = services.iter().map(|(name, _)| name.clone()).collect();
-    let service = |(at, (name, callees)): (usize, (String, Vec<usize>))| GraphService {
+    let callees = |callees: Vec<usize>| {
+        callees.into_iter().map(|callee| (names[callee].clone(), settings.probability)).collect()
+    };
+    let services = services.into_iter().map(|(name, of)| (name, callees(of))).collect();
+    Ok(service_graph(services, settings))
+}
+
+/// Returns the graph of services, each with its callees and their probability in percent. The first one is the entry point.
+fn service_graph(services: Vec<(String, Vec<(String, u32)>)>, settings: &ServiceSettings) -> ServiceGraph {
+    let service = |(at, (name, callees)): (usize, (String, Vec<(String, u32)>))| GraphService {
         name,
         namespace: None,
         cluster: None,
@@ -108,26 +130,23 @@ pub(super) fn graph(shape: &GraphShape) -> anyhow::Result<ServiceGraph> {
         error_percent: settings.error_rate,
         response_size: settings.response_size,
         policies: 0,
-        script: script(callees.iter().map(|callee| &names[*callee]), settings),
+        script: script(callees, settings),
     };
-    Ok(ServiceGraph { services: services.into_iter().enumerate().map(service).collect() })
+    ServiceGraph { services: services.into_iter().enumerate().map(service).collect() }
 }
 
-fn script<'a>(
-    callees: impl Iterator<Item = &'a String>,
-    settings: &ServiceSettings,
-) -> Vec<Vec<ScriptCommand>> {
-    let call = |name: &String| {
+fn script(callees: Vec<(String, u32)>, settings: &ServiceSettings) -> Vec<Vec<ScriptCommand>> {
+    let call = |(service, probability): (String, u32)| {
         ScriptCommand::Call(ServiceCall {
-            service: name.clone(),
+            service,
             size: settings.request_size,
             hostname: None,
             headers: BTreeMap::new(),
-            probability: settings.probability,
+            probability,
         })
     };
     let sleep = (!settings.sleep.is_zero()).then(|| vec![ScriptCommand::Sleep(settings.sleep)]);
-    let calls: Vec<ScriptCommand> = callees.map(call).collect();
+    let calls: Vec<ScriptCommand> = callees.into_iter().map(call).collect();
     sleep.into_iter().chain((!calls.is_empty()).then_some(calls)).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, path::Path};
 
-use crate::node::{Node, Role};
+use crate::node::Node;
 
 /// Returns the module for TCP, which distributions package separately.
 pub(super) fn stream_module() -> Option<&'static Path> {
@@ -16,7 +16,7 @@ pub(super) fn configuration(node: &Node<'_>) -> String {
     let own = node.own();
     let (certificate, key) = (own.certificate.display(), own.key.display());
     let (root, folder) = (node.certificates.root.display(), node.folder.display());
-    let side = if node.role == Role::Client { "client" } else { "server" };
+    let side = node.role.name();
     let tls_in = if node.tls_in() {
         let tickets = if node.resumption { "on" } else { "off" };
         format!(

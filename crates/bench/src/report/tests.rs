@@ -43,6 +43,7 @@ fn report(runs: Vec<LatencyRun>) -> LatencyReport {
         rounds: 3,
         workers: 2,
         access_logs: access_log::only_none(),
+        variants: variant::only_usual(),
     };
     let machine = Machine {
         kernel: "6".to_owned(),
@@ -77,7 +78,7 @@ fn run(round: u32, peer: Option<Peer>, p50: f64, cpu: f64) -> LatencyRun {
     let topology = if peer.is_some() { Topology::BothSidecars } else { Topology::Baseline };
     LatencyRun {
         round,
-        series: Series { topology, peer, access_log: AccessLog::None },
+        series: Series { topology, peer, ..Series::BASELINE },
         connections: 16,
         measurement: Some(measurement(p50, cpu)),
         error: None,

@@ -96,6 +96,16 @@ pub(super) trait CaseStudy: Clone + Debug + Serialize + DeserializeOwned {
     /// Returns the figures of a turn by name.
     fn metrics(measurement: &Self::Measurement) -> BTreeMap<String, f64>;
 
+    /// Returns the name of the case with which a case is compared in each round, if there is one.
+    fn reference<'a>(_: &Self::Case, _: &'a [Self::Case]) -> Option<&'a str> {
+        None
+    }
+
+    /// Returns the figures of a turn that are relative to the turn of the reference in the same round.
+    fn relative(_: &Self::Measurement, _: &Self::Measurement) -> BTreeMap<String, f64> {
+        BTreeMap::new()
+    }
+
     /// Returns the explanations of the figures.
     fn legend(&self, report: &CaseReport<Self>) -> Vec<String>;
 

@@ -18,6 +18,7 @@ use crate::{
     report::{LatencySettings, Series},
     results, stage,
     topology::Topology,
+    variant::Variant,
 };
 
 /// Maximum size of a file in bytes.
@@ -34,9 +35,12 @@ const LATENCIES: [(&str, &str); 4] = [
     ("p99", "latency_p99_us"),
     ("p999", "latency_p99_9_us"),
 ];
-/// Sidecars: their names in columns, in the names of figures, and in the parts of a measurement.
-const SIDECARS: [(&str, &str, &str); 2] =
-    [("fortioclient", "client_proxy", "client-proxy"), ("fortioserver", "server_proxy", "server-proxy")];
+/// Sidecars and the gateway: their names in columns, in the names of figures, and in the parts of a measurement.
+const SIDECARS: [(&str, &str, &str); 3] = [
+    ("fortioclient", "client_proxy", "client-proxy"),
+    ("fortioserver", "server_proxy", "server-proxy"),
+    ("istio-ingressgateway", "gateway_proxy", "gateway-proxy"),
+];
 /// CPU in thousandths up to which a sidecar counts as idle. Its CPU and memory are then ignored.
 const IDLE: f64 = 5.0;
 
@@ -74,7 +78,7 @@ pub(super) fn write(result: &ScenarioResult) -> String {
         };
         let memory = |name: &str| Some(part(name)?.memory?.rss_kb as f64 / 1_024.0);
         let sidecars = || SIDECARS.iter().map(|(_, _, part)| *part);
-        for value in sidecars().map(cpu).chain([None]).chain(sidecars().map(memory)).chain([None]) {
+        for value in sidecars().map(cpu).chain(sidecars().map(memory)) {
             cells.push(value.map_or_else(|| "0".to_owned(), |value| format!("{value:.3}")));
         }
         // Writing to a String cannot fail.
@@ -148,8 +152,14 @@ fn parse(text: &str, source: &str, settings: &LatencySettings) -> anyhow::Result
     }
     let published = all.into_iter().map(|((topology, mode), mut rows)| {
         rows.sort_by_key(|row| row.connections);
-        let access_log = AccessLog::None;
-        Published { system: mode, source: source.to_owned(), topology, access_log, rows }
+        Published {
+            system: mode,
+            source: source.to_owned(),
+            topology,
+            access_log: AccessLog::None,
+            variant: Variant::Usual,
+            rows,
+        }
     });
     Ok(published.collect())
 }
@@ -166,10 +176,11 @@ fn mode_and_topology(label: &str, settings: &LatencySettings) -> Option<(String,
     is_same.then(|| (mode.to_owned(), topology))
 }
 
-/// Returns the MODE of a label: the proxy, the destination of its access log, and the protocol if it is not HTTP/1.1, as in
-/// `envoy-stdout` and `envoy-grpc`.
+/// Returns the MODE of a label: the proxy, its variant, the destination of its access log, and the protocol if it is not
+/// HTTP/1.1, as in `envoy-stdout` and `envoy-grpc`.
 fn mode_of(series: Series, protocol: LoadProtocol) -> String {
-    let mode = series.access_log.after(series.peer.map_or("none", Peer::name)).replace(", ", "-");
+    let mode = series.variant.after(series.peer.map_or("none", Peer::name));
+    let mode = series.access_log.after(&mode).replace(", ", "-");
     if protocol.is_http1() { mode } else { format!("{mode}-{}", protocol.name()) }
 }
 
@@ -182,5 +193,6 @@ fn path_of(topology: Topology) -> &'static str {
         Topology::ServerSidecar => "serveronly",
         Topology::ServerMtls => "servermtls",
         Topology::BothSidecars => "both",
+        Topology::Ingress => "ingress",
     }
 }

@@ -25,7 +25,29 @@ use crate::{
     report::{self, Series, Spread, cell},
     stage::Output,
     topology::Topology,
+    variant::Variant,
 };
+
+/// Minimum number of rounds of each result for a verdict, unless an option says otherwise.
+const MIN_ROUNDS: u32 = 5;
+
+/// Conditions for the verdicts better and worse.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DiffBounds {
+    /// Minimum change of the median, in percent.
+    pub(super) threshold: f64,
+    /// Minimum confidence, in percent.
+    pub(super) confidence: f64,
+    /// Minimum number of rounds of each result.
+    pub(super) rounds: u32,
+}
+
+/// Minimum change and confidence, in percent, with the usual number of rounds.
+impl From<(f64, f64)> for DiffBounds {
+    fn from((threshold, confidence): (f64, f64)) -> Self {
+        Self { threshold, confidence, rounds: MIN_ROUNDS }
+    }
+}
 
 /// Settings of `skysail bench diff`.
 #[derive(Clone, Debug, clap::Args)]
@@ -50,6 +72,11 @@ pub(crate) struct DiffArgs {
     #[arg(long, value_name = "PERCENT", default_value_t = 99.0, value_parser = confidence)]
     pub(super) confidence: f64,
 
+    /// Minimum number of rounds of A and of B for a verdict. With fewer, a figure that differs has the verdict "too few
+    /// rounds".
+    #[arg(long, value_name = "NUMBER", default_value_t = MIN_ROUNDS, value_parser = clap::value_parser!(u32).range(1..=30))]
+    pub(super) min_rounds: u32,
+
     /// Output format.
     #[arg(long, value_name = "FORM", value_enum, default_value_t = Output::Table)]
     output: Output,
@@ -62,6 +89,8 @@ pub(super) enum Verdict {
     Better,
     Same,
     Worse,
+    /// The figure differs, and a result has too few rounds to tell a change from chance.
+    TooFewRounds,
     /// B has no such figure.
     OnlyInA,
     /// A has no such figure.
@@ -77,6 +106,7 @@ impl Verdict {
             Self::Better => "better",
             Self::Same => "same",
             Self::Worse => "worse",
+            Self::TooFewRounds => "too few rounds",
             Self::OnlyInA => "only in A",
             Self::OnlyInB => "only in B",
             Self::InNeither => "in neither",
@@ -139,7 +169,7 @@ pub(crate) fn diff(args: &DiffArgs) -> anyhow::Result<bool> {
         |file: &Path| read(file)?.with_context(|| format!("{} is not a result of bench run", file.display()));
     match (of(&args.first)?, of(&args.second)?) {
         (AnyResult::Traffic(first), AnyResult::Traffic(second)) => {
-            let rows = compare(&first, &second, args.relative_to, (args.threshold, args.confidence))?;
+            let rows = compare(&first, &second, args.relative_to, args.bounds())?;
             for difference in differences(&first, &second) {
                 stdio::print_error(difference);
             }
@@ -166,6 +196,11 @@ pub(super) fn warn(disturbed: [Option<String>; 2]) {
 }
 
 impl DiffArgs {
+    /// Returns the conditions for verdicts.
+    pub(super) fn bounds(&self) -> DiffBounds {
+        DiffBounds { threshold: self.threshold, confidence: self.confidence, rounds: self.min_rounds }
+    }
+
     /// Prints rows as JSON, or the text of their table.
     pub(super) fn print<R: Serialize>(
         &self,
@@ -187,8 +222,7 @@ pub(super) fn is_accepted(rows: &[DiffRow]) -> bool {
 }
 
 /// Returns a row for each figure of a topology and a peer in which both results were measured, and one more for the
-/// numbers of connections at which only one result has the figure. `bounds` are the minimum change and confidence, in
-/// percent.
+/// numbers of connections at which only one result has the figure. `bounds` are the conditions for verdicts.
 ///
 /// # Errors
 /// The results have different scenarios or loads, too many rounds, or no topology and peer in common.
@@ -196,8 +230,9 @@ pub(super) fn compare(
     first: &ScenarioResult,
     second: &ScenarioResult,
     relative_to: Option<Peer>,
-    bounds: (f64, f64),
+    bounds: impl Into<DiffBounds>,
 ) -> anyhow::Result<Vec<DiffRow>> {
+    let bounds = bounds.into();
     let (a, b) = (&first.report.settings, &second.report.settings);
     let loads = [a, b].map(|of| (of.protocol.title(), of.qps, of.payload, of.workers, &of.connections));
     ensure!(
@@ -245,7 +280,15 @@ fn series_of(result: &ScenarioResult) -> Vec<Series> {
             return vec![Series::BASELINE];
         }
         let logs = |&peer: &Option<Peer>| {
-            settings.access_logs.iter().map(move |&access_log| Series { topology, peer, access_log })
+            let of_variant = move |&variant: &Variant| {
+                settings.access_logs.iter().map(move |&access_log| Series {
+                    topology,
+                    peer,
+                    access_log,
+                    variant,
+                })
+            };
+            settings.variants.iter().filter(move |variant| variant.is_possible(peer)).flat_map(of_variant)
         };
         peers.iter().flat_map(logs).collect()
     };
@@ -289,7 +332,7 @@ fn strata(
 }
 
 /// Returns the comparison at the numbers of connections at which both results have the figure.
-fn row(series: Series, figure: &Figure, strata: &[(usize, Stratum)], bounds: (f64, f64)) -> Option<DiffRow> {
+fn row(series: Series, figure: &Figure, strata: &[(usize, Stratum)], bounds: DiffBounds) -> Option<DiffRow> {
     let common = strata.iter().filter(|(_, one)| !one.first.is_empty() && !one.second.is_empty());
     let (connections, strata): (Vec<usize>, Vec<Stratum>) = common.cloned().unzip();
     let (verdict, change) = judge(&strata, bounds)?;
@@ -304,9 +347,8 @@ fn row(series: Series, figure: &Figure, strata: &[(usize, Stratum)], bounds: (f6
     })
 }
 
-/// Compares a figure in the strata. `threshold` and `needed` are the minimum change and confidence, in percent. Returns
-/// `None` if no stratum has values of both results.
-pub(super) fn judge(strata: &[Stratum], (threshold, needed): (f64, f64)) -> Option<(Verdict, FigureChange)> {
+/// Compares a figure in the strata. Returns `None` if no stratum has values of both results.
+pub(super) fn judge(strata: &[Stratum], bounds: DiffBounds) -> Option<(Verdict, FigureChange)> {
     let RankTest { p, least_p } = rank::test(strata)?;
     let ratio = |stratum: &Stratum| {
         let [a, b] = [&stratum.first, &stratum.second].map(|values| report::spread(values.clone()));
@@ -317,13 +359,27 @@ pub(super) fn judge(strata: &[Stratum], (threshold, needed): (f64, f64)) -> Opti
     let ratio = report::spread(strata.iter().filter_map(ratio).collect());
     let change = ratio.map_or(0.0, |ratio| ratio.median - 1.0);
     let confidence = 100.0 * (1.0 - p);
-    let is_different = confidence >= needed && 100.0 * change.abs() >= threshold;
+    let is_different = confidence >= bounds.confidence && 100.0 * change.abs() >= bounds.threshold;
+    let rounds = strata.iter().flat_map(|stratum| [stratum.first.len(), stratum.second.len()]).min();
+    let has_rounds = rounds.unwrap_or_default() >= bounds.rounds as usize;
     let verdict = match change > 0.0 {
+        // Values that are the same in all rounds need no further ones.
+        _ if !has_rounds && strata.iter().any(|stratum| !is_equal(stratum)) => Verdict::TooFewRounds,
         _ if !is_different => Verdict::Same,
         true => Verdict::Worse,
         false => Verdict::Better,
     };
     Some((verdict, FigureChange { ratio, confidence, greatest_confidence: 100.0 * (1.0 - least_p) }))
+}
+
+/// Returns true if both results have the same values in the same rounds, or one value in all rounds.
+fn is_equal(stratum: &Stratum) -> bool {
+    let pairs = stratum.first.iter().zip(&stratum.second);
+    let is_same =
+        stratum.first.len() == stratum.second.len() && pairs.into_iter().all(|(a, b)| a.total_cmp(b).is_eq());
+    let mut all = stratum.first.iter().chain(&stratum.second);
+    let first = all.next();
+    is_same || all.all(|value| first.is_some_and(|first| first.total_cmp(value).is_eq()))
 }
 
 /// Returns a row each for the numbers of connections at which B, A, or both lack the figure.
@@ -401,6 +457,13 @@ pub(super) fn explain(
         lines.push(format!(
             "only in A, only in B, in neither: a result lacks the figure{place}, because all its turns failed or were not \
              taken."
+        ));
+    }
+    if outcomes.iter().any(|(verdict, _)| *verdict == Verdict::TooFewRounds) {
+        lines.push(format!(
+            "too few rounds: a figure differs, and a result has fewer than {} rounds of it. Measure more rounds, or accept fewer \
+             with --min-rounds.",
+            args.min_rounds
         ));
     }
     // More rounds do not change a figure that is the same in each round and result.

@@ -1,4 +1,9 @@
-//! Plots of a result beside published figures: lines over the numbers of connections, or bars for a single number.
+//! Plots of a result beside published figures: lines over the numbers of connections, or bars for a single number. Each
+//! figure has a plot of its own.
+
+mod summary;
+mod terms;
+mod units;
 
 use super::{
     ScenarioResult,
@@ -6,13 +11,29 @@ use super::{
     table,
 };
 use crate::{
-    plot::{self, Bar, Line},
+    peers::Peer,
+    plot::{self, Bar, BarAxis, Line, LinePoint, LineTitles},
     report::{Series, Spread},
     topology::Topology,
 };
 
-/// Number of colours of lines, apart from the one of the baseline.
+pub(super) use self::{
+    summary::{FigureHistory, MainFigure},
+    terms::{Term, of_cases, of_traffic},
+    units::{are_percentiles, measured, title, unit, with_unit},
+};
+
+/// Number of colours of published systems.
 const COLOURS: usize = 8;
+/// Styles of the lines of a peer, which differ in access log or variant of the configuration.
+const STYLES: [&str; 4] = ["", " high", " dots", " dashes"];
+/// Explanation of the ranges in bars and in lines, for captions.
+pub(super) const RANGE_OF_BARS: &str =
+    "Black lines: least and greatest value of the rounds; the number beside is the median.";
+const RANGE_OF_LINES: &str = "Vertical lines: least and greatest value of the rounds; marks of one number of connections are moved apart.";
+/// Explanation of published values in bars, for captions.
+pub(super) const PUBLISHED_BARS: &str = "Pale bars with hollow marks: published, not measured here; the sources have the same \
+                                         numbers below. An arrow: the value is beyond the axis.";
 
 /// Values of a figure by the number of connections.
 type Values = Vec<(usize, Spread)>;
@@ -20,59 +41,90 @@ type Values = Vec<(usize, Spread)>;
 /// A series of the run, or figures of a published system.
 struct Curve {
     label: String,
-    /// CSS classes.
-    class: String,
-    /// For each figure of the plot.
+    /// CSS classes: the colour, and the style of a line.
+    colour: String,
+    style: &'static str,
+    /// Peer of a series of the run.
+    peer: Option<&'static str>,
+    /// For each figure of the group.
     values: Vec<Values>,
 }
 
-/// A plot and the explanation of its axes and marks.
+/// Plots of a group of figures, their legend, and the explanation of their axes and marks.
 pub(super) struct Plot {
-    pub(super) svg: String,
+    /// A plot for each figure.
+    pub(super) panels: Vec<String>,
+    pub(super) legend: String,
     pub(super) explanation: String,
 }
 
-/// Plots a group of figures in a topology; `None` without values. Of latencies, P50 and P99 are plotted.
+/// Returns the CSS class of a peer, which has the same colour in all plots of all pages. `None`: without a proxy.
+pub(super) fn colour(peer: Option<Peer>) -> String {
+    let of = |peer: Peer| {
+        let index = Peer::ALL.iter().position(|other| *other == peer).unwrap_or(Peer::ALL.len());
+        format!("peer{index}")
+    };
+    peer.map_or_else(|| "none".to_owned(), of)
+}
+
+/// Returns the CSS classes of a published system, by its number in the list of sources from zero on.
+pub(super) fn published_colour(index: usize) -> String {
+    format!("published{} published", index % COLOURS)
+}
+
+/// Plots a group of figures in a topology; `None` without values.
 pub(super) fn plot(
     result: &ScenarioResult,
     published: &[&Published],
     (topology, measure): (Topology, Measure),
-    y_title: &str,
 ) -> Option<Plot> {
-    let is_plotted = |figure: &&Figure| !figure.metric.contains("p90") && !figure.metric.contains("p99_9");
-    let figures: Vec<&Figure> = measure.figures().iter().filter(is_plotted).collect();
-    let mut curves = measured(result, topology, &figures);
+    let figures: Vec<&Figure> = measure.figures().iter().collect();
+    let mut curves = measured_curves(result, topology, &figures);
     if curves.is_empty() {
         return None;
     }
     let others = of_others(result, published, topology, &figures);
     let has_others = !others.is_empty();
     curves.extend(others);
-    let (svg, mut explanation) = if result.report.settings.connections.len() == 1 {
-        (bars(&curves, &figures), "Black lines: least and greatest value of the rounds.".to_owned())
-    } else {
-        (lines(&curves, &figures, y_title), "Both axes are logarithmic.".to_owned())
+    let has_bars = result.report.settings.connections.len() == 1;
+    let of_figure = |(index, figure): (usize, &&Figure)| {
+        if has_bars { bars(&curves, index, figure) } else { lines(&curves, index, figure) }
     };
-    if has_others {
-        explanation.push_str(
-            " Hollow marks and pale bars: published, not measured here; the sources have the same numbers below. A level \
-             line: number of connections not given.",
-        );
-    }
-    Some(Plot { svg, explanation })
+    let panels = figures.iter().enumerate().map(of_figure).filter(|panel| !panel.is_empty()).collect();
+    let explanation = match (has_bars, has_others) {
+        (true, false) => RANGE_OF_BARS.to_owned(),
+        (true, true) => format!("{RANGE_OF_BARS} {PUBLISHED_BARS}"),
+        (false, false) => format!("{RANGE_OF_LINES} Both axes are logarithmic."),
+        (false, true) => format!(
+            "{RANGE_OF_LINES} Both axes are logarithmic. Hollow marks: published, not measured here; the sources have the \
+             same numbers below. A level line: number of connections not given."
+        ),
+    };
+    // Bars have labels, so their legend has the colours of peers alone.
+    let entry = |curve: &Curve| match curve.peer {
+        Some(peer) if has_bars => (curve.colour.clone(), peer.to_owned()),
+        None if has_bars => (curve.colour.clone(), curve.label.clone()),
+        _ => (format!("line {}{}", curve.colour, curve.style), curve.label.clone()),
+    };
+    let entries: Vec<(String, String)> = curves.iter().map(entry).collect();
+    Some(Plot { panels, legend: plot::legend(&entries), explanation })
 }
 
 /// Returns the series of the run in a topology, then the baseline.
-fn measured(result: &ScenarioResult, topology: Topology, figures: &[&Figure]) -> Vec<Curve> {
+fn measured_curves(result: &ScenarioResult, topology: Topology, figures: &[&Figure]) -> Vec<Curve> {
     let mut all: Vec<Series> = Vec::new();
     for row in result.report.summary.iter().filter(|row| row.series.topology == topology) {
         if !all.contains(&row.series) {
             all.push(row.series);
         }
     }
-    let colours = (0..).map(|index| format!("peer{}", index % COLOURS));
-    let all = all.into_iter().zip(colours).chain([(Series::BASELINE, "none".to_owned())]);
-    let curve = |(series, class): (Series, String)| {
+    let style = |index: usize| {
+        let earlier = all[..index].iter().filter(|series| series.peer == all[index].peer).count();
+        STYLES[earlier % STYLES.len()]
+    };
+    let styles: Vec<&str> = (0..all.len()).map(style).collect();
+    let all = all.into_iter().zip(styles).chain([(Series::BASELINE, "")]);
+    let curve = |(series, style): (Series, &'static str)| {
         let rows = || result.report.summary.iter().filter(|row| row.series == series);
         let values = |figure: &&Figure| -> Values {
             let value = |spread: &Spread| spread.divided_by(figure.unit);
@@ -81,7 +133,9 @@ fn measured(result: &ScenarioResult, topology: Topology, figures: &[&Figure]) ->
         let values: Vec<Values> = figures.iter().map(values).collect();
         values.iter().any(|values| !values.is_empty()).then(|| Curve {
             label: series.measured_with(),
-            class,
+            colour: colour(series.peer),
+            style,
+            peer: Some(series.peer.map_or("no sidecar", Peer::name)),
             values,
         })
     };
@@ -116,59 +170,47 @@ fn of_others(
             }
         }
         if values.iter().any(|values| !values.is_empty()) {
-            let class = format!("published{} published", index % COLOURS);
-            curves.push(Curve { label: one.label(index), class, values });
+            let (label, colour) = (one.label(index), published_colour(index));
+            curves.push(Curve { label, colour, style: "", peer: None, values });
         }
     }
     curves
 }
 
-/// Plots lines; values up to 0 are left out, because the axes are logarithmic.
-fn lines(curves: &[Curve], figures: &[&Figure], y_title: &str) -> String {
-    let mut lines = Vec::new();
-    for curve in curves {
-        for ((figure, style), values) in figures.iter().zip(["", " high", " dots"]).zip(&curve.values) {
-            let mut points: Vec<(f64, f64)> = values
-                .iter()
-                .map(|(connections, spread)| (*connections as f64, spread.median))
-                .filter(|(_, value)| *value > 0.0)
-                .collect();
-            points.sort_by(|(first, _), (second, _)| first.total_cmp(second));
-            let label = format!("{} {}", curve.label, short_title(figure));
-            if !points.is_empty() {
-                lines.push(Line { label, class: format!("{}{style}", curve.class), points });
-            }
-        }
-    }
-    plot::lines(&lines, "connections", y_title)
-}
-
-/// Plots bars, with a heading for each figure.
-fn bars(curves: &[Curve], figures: &[&Figure]) -> String {
-    let group = |(index, figure): (usize, &&Figure)| {
-        let bar = |curve: &Curve| {
-            let (_, spread) = *curve.values.get(index)?.first()?;
-            Some(Bar {
-                label: curve.label.clone(),
-                parts: vec![(spread.median, curve.class.clone())],
-                range: (spread.min, spread.max),
-            })
+/// Plots the lines of a figure; values up to 0 are left out, because the axes are logarithmic.
+fn lines(curves: &[Curve], index: usize, figure: &Figure) -> String {
+    let line = |curve: &Curve| {
+        let point = |(connections, spread): &(usize, Spread)| LinePoint {
+            x: *connections as f64,
+            y: spread.median,
+            range: curve.peer.map(|_| (spread.min, spread.max)),
         };
-        (figure.title.to_owned(), curves.iter().filter_map(bar).collect::<Vec<_>>())
+        let mut points: Vec<LinePoint> =
+            curve.values.get(index)?.iter().map(point).filter(|point| point.y > 0.0).collect();
+        points.sort_by(|first, second| first.x.total_cmp(&second.x));
+        let class = format!("{}{}", curve.colour, curve.style);
+        (!points.is_empty()).then(|| Line { label: curve.label.clone(), class, points })
     };
-    let groups: Vec<_> = figures.iter().enumerate().map(group).filter(|(_, bars)| !bars.is_empty()).collect();
-    plot::bars(&groups, 1)
+    let lines: Vec<Line<LinePoint>> = curves.iter().filter_map(line).collect();
+    plot::line_panel(
+        &lines,
+        LineTitles { plot: measured(figure), x: "connections of the client", y: unit(figure) },
+    )
 }
 
-/// Returns the label of a line: the percentile, or the side.
-fn short_title(figure: &Figure) -> &'static str {
-    match figure.metric {
-        metric if metric.contains("p50") => "P50",
-        metric if metric.contains("p99") => "P99",
-        metric if metric.contains("client") => "client's",
-        metric if metric.contains("access_log") => "for the log",
-        metric if metric.contains("collectors") => "collectors",
-        metric if metric.contains("proxies") => "sidecars",
-        _ => "server's",
-    }
+/// Plots the bars of a figure.
+fn bars(curves: &[Curve], index: usize, figure: &Figure) -> String {
+    let bar = |curve: &Curve| {
+        let (_, spread) = *curve.values.get(index)?.first()?;
+        Some(Bar {
+            label: curve.label.clone(),
+            parts: vec![(spread.median, curve.colour.clone())],
+            range: (spread.min, spread.max),
+        })
+    };
+    let group = (String::new(), curves.iter().filter_map(bar).collect());
+    plot::bars(
+        &[group],
+        BarAxis { plot: measured(figure).to_owned(), title: title(figure), digits: figure.digits },
+    )
 }

@@ -9,12 +9,14 @@ use serde::{Deserialize, Serialize};
 use skysail_yaml::Node;
 
 use super::document::{Checked, decode, distinct, ensure, heading, message, text, within};
+pub(super) use super::sizes::{SizeName, Sizes};
 use crate::{
     access_log::{self, AccessLog},
     load::LoadProtocol,
     peers::Peer,
     report::{LatencySettings, Series},
     topology::Topology,
+    variant::{self, Variant},
 };
 
 /// Maximum number of connections of a turn.
@@ -70,7 +72,7 @@ pub(super) struct Scenario {
     pub(super) measure: Vec<Measure>,
     #[serde(default)]
     pub(super) acceptance: Acceptance,
-    pub(super) sizes: Sizes,
+    pub(super) sizes: Sizes<RunSize>,
     /// Figures of others for the same question.
     #[serde(default)]
     pub(super) published: Vec<Published>,
@@ -85,6 +87,9 @@ pub(super) struct Configuration {
     /// Access logs; each has its own turns. Default: none.
     #[serde(default = "access_log::only_none", skip_serializing_if = "access_log::is_only_none")]
     pub(super) access_logs: Vec<AccessLog>,
+    /// Variants of the configuration; each has its own turns. Default: the usual one.
+    #[serde(default = "variant::only_usual", skip_serializing_if = "variant::is_only_usual")]
+    pub(super) variants: Vec<Variant>,
 }
 
 /// Load on the topology.
@@ -114,6 +119,8 @@ pub(super) enum Measure {
     Memory,
     /// CPU time of all sidecars together, of it for the access log, and of the collectors.
     AccessLog,
+    /// CPU time of all sidecars together, of it over the usual configuration, and of the authorizer.
+    Variants,
 }
 
 /// A figure: its name in results, title, divisor of its unit, and decimals.
@@ -139,7 +146,8 @@ impl Figure {
 }
 
 impl Measure {
-    const ALL: [Self; 5] = [Self::Latency, Self::AddedLatency, Self::Cpu, Self::Memory, Self::AccessLog];
+    const ALL: [Self; 6] =
+        [Self::Latency, Self::AddedLatency, Self::Cpu, Self::Memory, Self::AccessLog, Self::Variants];
 
     /// Returns the figures of the group. Less is better in all of them.
     pub(super) fn figures(self) -> &'static [Figure] {
@@ -154,12 +162,14 @@ impl Measure {
             figure("added_p90_us", "added P90 µs", 1.0, 0),
             figure("added_p99_us", "added P99 µs", 1.0, 0),
         ];
-        const CPU: [Figure; 2] = [
+        const CPU: [Figure; 3] = [
             figure("cpu_client_proxy_us_per_request", "client-proxy CPU µs", 1.0, 1),
+            figure("cpu_gateway_proxy_us_per_request", "gateway CPU µs", 1.0, 1),
             figure("cpu_server_proxy_us_per_request", "server-proxy CPU µs", 1.0, 1),
         ];
-        const MEMORY: [Figure; 2] = [
+        const MEMORY: [Figure; 3] = [
             figure("rss_client_proxy_kb", "client-proxy RSS MB", 1_024.0, 1),
+            figure("rss_gateway_proxy_kb", "gateway RSS MB", 1_024.0, 1),
             figure("rss_server_proxy_kb", "server-proxy RSS MB", 1_024.0, 1),
         ];
         const ACCESS_LOG: [Figure; 3] = [
@@ -167,12 +177,18 @@ impl Measure {
             figure("cpu_access_log_us_per_request", "of it for the log µs", 1.0, 1),
             figure("cpu_collectors_us_per_request", "collectors CPU µs", 1.0, 1),
         ];
+        const VARIANTS: [Figure; 3] = [
+            figure("cpu_proxies_us_per_request", "sidecars CPU µs", 1.0, 1),
+            figure("cpu_variant_us_per_request", "over usual µs", 1.0, 1),
+            figure("cpu_authorizers_us_per_request", "authorizer CPU µs", 1.0, 1),
+        ];
         match self {
             Self::Latency => &LATENCY,
             Self::AddedLatency => &ADDED,
             Self::Cpu => &CPU,
             Self::Memory => &MEMORY,
             Self::AccessLog => &ACCESS_LOG,
+            Self::Variants => &VARIANTS,
         }
     }
 
@@ -205,35 +221,9 @@ pub(super) struct Limit {
     pub(super) peer: Option<Peer>,
     #[serde(default, skip_serializing_if = "AccessLog::is_none")]
     pub(super) access_log: AccessLog,
+    #[serde(default, skip_serializing_if = "Variant::is_usual")]
+    pub(super) variant: Variant,
     pub(super) at_most: f64,
-}
-
-/// Sizes in which a scenario can run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Sizes<S = RunSize> {
-    pub(super) default: S,
-    /// A run of a few seconds that checks the scenario itself. Its figures are not meaningful.
-    pub(super) tiny: S,
-}
-
-impl<S> Sizes<S> {
-    pub(super) fn of(&self, name: SizeName) -> &S {
-        match name {
-            SizeName::Default => &self.default,
-            SizeName::Tiny => &self.tiny,
-        }
-    }
-}
-
-/// Name of a size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum SizeName {
-    /// The size for figures.
-    Default,
-    /// A check of the scenario itself in seconds; too short for reliable figures.
-    Tiny,
 }
 
 /// Number and duration of turns.
@@ -264,13 +254,15 @@ pub(super) struct Published {
     pub(super) topology: Topology,
     #[serde(default, skip_serializing_if = "AccessLog::is_none")]
     pub(super) access_log: AccessLog,
+    #[serde(default, skip_serializing_if = "Variant::is_usual")]
+    pub(super) variant: Variant,
     pub(super) rows: Vec<PublishedRow>,
 }
 
 impl Published {
-    /// Returns the system and its access log, with its number in the list of sources.
+    /// Returns the system, its variant and its access log, with its number in the list of sources.
     pub(super) fn label(&self, index: usize) -> String {
-        format!("{} [{}]", self.access_log.after(&self.system), index + 1)
+        format!("{} [{}]", self.access_log.after(&self.variant.after(&self.system)), index + 1)
     }
 }
 
@@ -286,7 +278,7 @@ pub(super) struct PublishedRow {
 }
 
 impl ScenarioLoad {
-    /// Returns the settings of a run of this size with all topologies and no access logs. `rounds` replaces the number of
+    /// Returns the settings of a run of this size with all topologies, the usual configuration and no access logs. `rounds` replaces the number of
     /// the size.
     pub(super) fn settings(&self, size: &RunSize, rounds: Option<u32>, workers: u32) -> LatencySettings {
         LatencySettings {
@@ -299,6 +291,7 @@ impl ScenarioLoad {
             rounds: rounds.unwrap_or(size.rounds),
             workers,
             access_logs: access_log::only_none(),
+            variants: variant::only_usual(),
             protocol: self.protocol,
         }
     }
@@ -307,7 +300,12 @@ impl ScenarioLoad {
 impl Limit {
     /// Returns the turns to which the limit applies.
     pub(super) fn series(&self) -> Series {
-        Series { topology: self.topology, peer: self.peer, access_log: self.access_log }
+        Series {
+            topology: self.topology,
+            peer: self.peer,
+            access_log: self.access_log,
+            variant: self.variant,
+        }
     }
 }
 
@@ -322,16 +320,22 @@ impl Scenario {
     /// Returns the settings of a run. `rounds` replaces the number in the file.
     pub(super) fn settings(&self, size: SizeName, rounds: Option<u32>) -> LatencySettings {
         let size = self.sizes.of(size);
-        let Configuration { workers, access_logs } = &self.configuration;
+        let Configuration { workers, access_logs, variants } = &self.configuration;
         LatencySettings {
             topologies: self.topologies.clone(),
             access_logs: access_logs.clone(),
+            variants: variants.clone(),
             ..self.load.settings(size, rounds, *workers)
         }
     }
 
+    /// Fails if the scenario has no size of this name.
+    pub(super) fn check_size(&self, size: SizeName) -> anyhow::Result<()> {
+        self.sizes.check(&self.name, size)
+    }
+
     /// Returns the figures to show, in order.
-    pub(super) fn figures(&self) -> impl Iterator<Item = &'static Figure> {
+    pub(super) fn figures(&self) -> impl Iterator<Item = &'static Figure> + Clone {
         self.measure.iter().flat_map(|group| group.figures())
     }
 
@@ -342,6 +346,7 @@ impl Scenario {
         distinct("peers", &self.peers, 5)?;
         distinct("measure", &self.measure, Measure::ALL.len())?;
         self.check_access_logs()?;
+        self.check_variants()?;
         let needs_baseline = self.measure.contains(&Measure::AddedLatency);
         ensure(!needs_baseline || self.topologies.contains(&Topology::Baseline), "topologies", || {
             "must contain baseline, because `measure` has added-latency".to_owned()
@@ -376,6 +381,30 @@ impl Scenario {
         })?;
         self.peer_without_access_log(&self.peers)
             .map_or(Ok(()), |(index, reason)| Err((format!("peers[{index}]"), reason)))
+    }
+
+    fn check_variants(&self) -> Checked {
+        let Configuration { variants, access_logs, .. } = &self.configuration;
+        distinct("configuration.variants", variants, Variant::ALL.len())?;
+        let needs_usual = self.measure.contains(&Measure::Variants);
+        ensure(!needs_usual || variants.contains(&Variant::Usual), "configuration.variants", || {
+            "must contain usual, because `measure` has variants".to_owned()
+        })?;
+        if variant::is_only_usual(variants) {
+            return Ok(());
+        }
+        ensure(access_log::is_only_none(access_logs), "configuration.access_logs", || {
+            "must be left out, because there are variants; use the variant access-log".to_owned()
+        })?;
+        ensure(self.load.protocol.is_http1(), "configuration.variants", || {
+            "are measured with the protocol http1 only; leave them out".to_owned()
+        })?;
+        let needs_both = [Topology::Baseline, Topology::BothSidecars];
+        ensure(
+            self.topologies.iter().all(|topology| needs_both.contains(topology)),
+            "configuration.variants",
+            || "are measured in baseline and both-sidecars only; leave the other topologies out".to_owned(),
+        )
     }
 
     /// Returns the index of the first peer that cannot have the access logs of the scenario, and the remedy.
@@ -418,6 +447,9 @@ impl Scenario {
             ensure(self.configuration.access_logs.contains(&limit.access_log), &field("access_log"), || {
                 "must be one of `configuration.access_logs`, else the limit is never checked".to_owned()
             })?;
+            ensure(self.configuration.variants.contains(&limit.variant), &field("variant"), || {
+                "must be one of `configuration.variants`, else the limit is never checked".to_owned()
+            })?;
             ensure(limit.peer.is_none_or(|peer| self.peers.contains(&peer)), &field("peer"), || {
                 "must be one of `peers`, else the limit is never checked".to_owned()
             })?;
@@ -453,13 +485,13 @@ pub(super) fn check_peers(protocol: LoadProtocol, peers: &[Peer]) -> Checked {
 }
 
 /// Checks the load of a scenario, and its sizes.
-pub(super) fn check_load(load: &ScenarioLoad, sizes: &Sizes) -> Checked {
+pub(super) fn check_load(load: &ScenarioLoad, sizes: &Sizes<RunSize>) -> Checked {
     within("load.rate", f64::from(load.rate), 1.0, 1e6)?;
     // Without a byte there is no echo.
     let least = if load.protocol == LoadProtocol::Tcp { 1.0 } else { 0.0 };
     within("load.payload", f64::from(load.payload), least, 524_288.0)?;
     connections("load.connections", &load.connections)?;
-    for (name, size) in [("default", &sizes.default), ("tiny", &sizes.tiny)] {
+    for (name, size) in sizes.all() {
         let field = |field: &str| format!("sizes.{name}.{field}");
         within(&field("rounds"), f64::from(size.rounds), 1.0, f64::from(MAX_ROUNDS))?;
         within(&field("seconds"), size.seconds, 0.1, 3_600.0)?;

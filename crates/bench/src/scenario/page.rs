@@ -1,8 +1,6 @@
 //! `skysail bench report`: results of `bench run` as one self-contained HTML page.
 
 use std::{
-    collections::BTreeMap,
-    fmt::Write as _,
     fs,
     path::{Path, PathBuf},
 };
@@ -11,19 +9,14 @@ use anyhow::{Context as _, ensure};
 use skysail_core::stdio;
 
 use super::{
-    ScenarioResult, cases, csv, figures,
-    format::{Measure, Published, SizeName},
+    ScenarioResult, cases, csv,
+    figures::{self, Plot, Term},
+    format::{Measure, Published},
     site,
     study::{AnyResult, read},
     table,
 };
-use crate::{
-    html,
-    plot::escape,
-    report::{Machine, Program},
-    results,
-    topology::Topology,
-};
+use crate::{html, plot::escape, report::Machine, results, topology::Topology};
 
 /// Settings of `skysail bench report`.
 #[derive(Clone, Debug, clap::Args)]
@@ -133,20 +126,19 @@ pub(super) fn json_files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
 /// Returns the section of a result. `figures` counts the plots so far, which are numbered.
 pub(super) fn section(result: &ScenarioResult, further: &[Published], figures: &mut usize) -> String {
     let mut text = heading(result);
+    text.push_str(&terms(&figures::of_traffic(result)));
     let made = made(result);
     let published: Vec<&Published> = result.scenario.published.iter().chain(further).collect();
-    for topology in
-        result.report.settings.topologies.iter().filter(|topology| **topology != Topology::Baseline)
-    {
-        for measure in &result.scenario.measure {
-            text.push_str(&figure(result, &published, (*topology, *measure), (&made, &mut *figures)));
-        }
-    }
     for (topology, tables) in table::tables(result, further) {
-        let tables: String = tables.iter().map(html::table).collect();
-        // Writing to a String cannot fail.
-        let _ = write!(text, "<h3>{}</h3>{tables}", topology.name());
+        text.push_str(&subheading(topology.name()));
+        // Plots of the other topologies have the baseline too.
+        let measures = result.scenario.measure.iter().filter(|_| topology != Topology::Baseline);
+        for measure in measures {
+            text.push_str(&figure(result, &published, (topology, *measure), (&made, &mut *figures)));
+        }
+        text.extend(tables.iter().map(html::table));
     }
+    text.push_str(&subheading("How to read the tables"));
     let explained = table::legend(result).into_iter().chain(table::sources(result, further));
     text.push_str(&html::list(explained));
     text.push_str(&not_accepted(missing(result)));
@@ -167,7 +159,6 @@ fn heading(ScenarioResult { scenario, report, .. }: &ScenarioResult) -> String {
         commit: report.commit.as_deref(),
         started: report.started,
         machine: &report.machine,
-        peers: &report.peers,
     };
     run.heading(&scenario.title, &scenario.question)
 }
@@ -178,37 +169,55 @@ pub(super) struct RunFacts<'a> {
     pub(super) commit: Option<&'a str>,
     pub(super) started: u64,
     pub(super) machine: &'a Machine,
-    pub(super) peers: &'a BTreeMap<String, Program>,
 }
 
 impl RunFacts<'_> {
     /// Returns the begin of a section.
     pub(super) fn heading(&self, title: &str, question: &str) -> String {
-        let versions = self.peers.iter().map(|(name, program)| format!("{name}: {}", program.version));
         format!(
-            "<h2>{}</h2><p>{}</p><p>Skysail {}, commit {}, {}. {}.</p>{}",
+            "<h2>{}</h2><p>{}</p><p>Measured on {} with Skysail {}, commit {}. Machine: {}.</p>",
             escape(title),
             escape(question),
+            html::date(self.started),
             escape(self.version),
             escape(self.commit.unwrap_or("unknown")),
-            html::date(self.started),
-            escape(&html::machine(self.machine)),
-            html::list(versions)
+            escape(&html::machine(self.machine))
         )
     }
+}
+
+/// Returns the heading of a part of a section.
+pub(super) fn subheading(title: &str) -> String {
+    format!("<h3>{}</h3>", escape(title))
+}
+
+/// Returns the list of the terms that a section uses.
+pub(super) fn terms(terms: &[Term]) -> String {
+    let items = terms.iter().map(|term| (term.name.as_str(), term.meaning.as_str()));
+    format!("{}{}", subheading("Terms"), html::terms(items))
+}
+
+/// Returns plots with a title, their legend and a caption. `figures` counts the figures so far, which are numbered.
+pub(super) fn figure_of(title: &str, plot: &Plot, made: &str, figures: &mut usize) -> String {
+    *figures += 1;
+    let Plot { panels, legend, explanation } = plot;
+    format!(
+        r#"<figure><p class="title">Figure {figures}. {}</p><div class="panels">{}</div>{legend}<figcaption>{} {}</figcaption></figure>"#,
+        escape(title),
+        panels.concat(),
+        escape(explanation),
+        escape(made)
+    )
 }
 
 /// Returns the method of measurement, for the captions of plots.
 fn made(result: &ScenarioResult) -> String {
     let settings = &result.report.settings;
-    let tiny = match result.size {
-        SizeName::Default => "",
-        SizeName::Tiny => " --size tiny (too short for reliable figures)",
-    };
+    let size = result.size.option();
     format!(
         "Medians of {} rounds in which all peers take turns of {} s after {} s of warm-up; {} requests/s over {}, \
          due at even intervals; {} bytes each way; {} workers of each sidecar. Command: skysail bench run {} \
-         --rounds {}{tiny}.",
+         --rounds {}{size}.",
         settings.rounds,
         settings.seconds,
         settings.warmup,
@@ -221,31 +230,24 @@ fn made(result: &ScenarioResult) -> String {
     )
 }
 
-/// Returns a plot of a group of figures against the number of connections; empty without values.
+/// Returns the plots of a group of figures; empty without values.
 fn figure(
     result: &ScenarioResult,
     published: &[&Published],
     (topology, measure): (Topology, Measure),
     (made, figures): (&str, &mut usize),
 ) -> String {
-    let (what, y_title) = match measure {
-        Measure::Latency => ("Latency from when requests were due, P50 and P99", "latency, µs"),
-        Measure::AddedLatency => ("Latency over the baseline, P50 and P99", "added latency, µs"),
-        Measure::Cpu => ("CPU time of each sidecar for a request", "CPU, µs for a request"),
-        Measure::AccessLog => ("CPU time of sidecars and collectors for a request", "CPU, µs for a request"),
-        Measure::Memory => ("Resident memory of each sidecar", "resident memory, MB"),
+    let what = match measure {
+        Measure::Latency => "Latency from when requests were due, µs",
+        Measure::AddedLatency => "Latency over the baseline, µs",
+        Measure::Cpu => "CPU time of each sidecar, µs for a request",
+        Measure::AccessLog => "CPU time of sidecars and collectors, µs for a request",
+        Measure::Variants => "CPU time of sidecars and the authorizer, µs for a request",
+        Measure::Memory => "Resident memory of each sidecar, MB",
     };
-    let Some(figures::Plot { svg, explanation }) =
-        figures::plot(result, published, (topology, measure), y_title)
-    else {
-        return String::new();
-    };
-    *figures += 1;
-    format!(
-        "<figure>{svg}<figcaption>Figure {figures}. {what}, {}. {explanation} {}</figcaption></figure>",
-        topology.name(),
-        escape(made)
-    )
+    let plot = figures::plot(result, published, (topology, measure));
+    let title = format!("{what}: {}", topology.name());
+    plot.map_or_else(String::new, |plot| figure_of(&title, &plot, made, figures))
 }
 
 /// Returns the conditions that the result does not meet, and the missing turns with the reasons.

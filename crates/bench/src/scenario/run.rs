@@ -1,11 +1,12 @@
 //! `skysail bench run`: takes the turns of scenarios, checks their acceptance, and stores the results.
 
 use std::{
+    fs,
     io::Write as _,
-    path::{Path, PathBuf},
+    path::{self, Path, PathBuf},
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use serde::Serialize;
 use skysail_core::stdio;
 
@@ -18,16 +19,19 @@ use super::{
     format::{Limit, MAX_ROUNDS, Scenario, SizeName},
     generation::{self, GenerationScenario},
     mesh::{self, MeshScenario},
-    networks, perf_data,
+    networks::{self, NetworksScenario},
+    perf_data,
     study::AnyScenario,
     table,
 };
 use crate::{
     html, latency, network,
     peers::Peer,
+    perf,
     report::{LatencyReport, Machine},
     results::{self, ResultFile},
     stage::{self, Environment, Output},
+    topology::Setup,
 };
 
 /// Folder of scenarios that are given by name.
@@ -49,19 +53,24 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_ROUNDS)))]
     rounds: Option<u32>,
 
-    /// Size of the run.
-    #[arg(long, value_name = "SIZE", value_enum, default_value_t = SizeName::Default)]
+    /// Size of the run: `default`, `tiny`, or another one of `sizes` in the file, such as `full` for a bigger machine.
+    #[arg(long, value_name = "NAME", default_value = "default", value_parser = SizeName::parse)]
     size: SizeName,
 
     /// Folder of the result files: NAME.json, and NAME.csv with the columns of Istio's benchmark.csv. Existing files are
     /// kept. Default: benchmarks/results/DATE-COMMIT.
     #[arg(long, value_name = "FOLDER")]
     results: Option<PathBuf>,
+
+    /// Folder for flame graphs of each sidecar (SVG), of the first round of scenarios of traffic. Existing files are
+    /// replaced. Needs the program perf. Sampling takes CPU time, so the figures of the first round contain it.
+    #[arg(long, value_name = "DIR")]
+    perf: Option<PathBuf>,
 }
 
-/// A scenario of traffic to run, with its peers, their programs and the result file.
-struct PreparedScenario {
-    scenario: Scenario,
+/// A scenario of traffic or of networks to run, with its peers, their programs and the result file.
+struct PreparedScenario<S> {
+    scenario: S,
     peers: Vec<(Peer, PathBuf)>,
     file: ResultFile,
 }
@@ -70,7 +79,7 @@ struct PreparedScenario {
 enum PreparedCases {
     Generation(GenerationScenario),
     Mesh(MeshScenario, Vec<(Peer, PathBuf)>),
-    Command(CommandScenario, PathBuf),
+    Command(CommandScenario, Vec<(Peer, PathBuf)>),
     Airline(AirlineScenario, Vec<(Peer, PathBuf)>),
 }
 
@@ -88,9 +97,9 @@ impl PreparedCases {
                 let machine = stage::observe_machine("a namespace for each pod");
                 publish_cases(&mesh::run(scenario, size, rounds, &peers, machine)?, file, output)
             }
-            Self::Command(scenario, program) => {
+            Self::Command(scenario, peers) => {
                 let machine = stage::observe_machine("a namespace for each turn");
-                let result = command::run(scenario, size, rounds, &program, machine)?;
+                let result = command::run(scenario, size, rounds, &peers, machine)?;
                 let file = publish(&result, file, output, &result.violations, || cases::markdown(&result))?;
                 let figures = serde_json::to_string_pretty(&perf_data::of(&result))?;
                 write_beside(&file, "perfdata.json", &figures)?;
@@ -104,6 +113,65 @@ impl PreparedCases {
     }
 }
 
+/// Scenarios to run, with all that was checked before the first turn.
+#[derive(Default)]
+struct PreparedRun {
+    of_traffic: Vec<PreparedScenario<Scenario>>,
+    of_networks: Vec<PreparedScenario<NetworksScenario>>,
+    of_cases: Vec<(PreparedCases, ResultFile)>,
+}
+
+/// Reads the scenarios, and checks size, peers and the folder of results.
+fn prepare(args: &RunArgs) -> anyhow::Result<PreparedRun> {
+    let scenarios: anyhow::Result<Vec<AnyScenario>> =
+        args.scenarios.iter().map(|given| AnyScenario::read(&file_of(given))).collect();
+    let folder = args.results.clone().unwrap_or_else(default_folder);
+    let mut prepared = PreparedRun::default();
+    for scenario in scenarios? {
+        scenario.check_size(args.size)?;
+        match scenario {
+            AnyScenario::Traffic(scenario) => {
+                let peers = args.environment.programs(&scenario.peers)?;
+                scenario.check_peers(&peers)?;
+                let file = ResultFile::in_folder(&folder, &scenario.name)?;
+                prepared.of_traffic.push(PreparedScenario { scenario, peers, file });
+            }
+            AnyScenario::Generation(scenario) => {
+                args.environment.check_in_process(&scenario.name)?;
+                let file = ResultFile::in_folder(&folder, &scenario.name)?;
+                prepared.of_cases.push((PreparedCases::Generation(scenario), file));
+            }
+            AnyScenario::Mesh(scenario) => {
+                let peers = args.environment.programs(&scenario.peers)?;
+                scenario.check_peers(&peers)?;
+                let file = ResultFile::in_folder(&folder, &scenario.name)?;
+                prepared.of_cases.push((PreparedCases::Mesh(scenario, peers), file));
+            }
+            AnyScenario::Networks(scenario) => {
+                network::check().with_context(|| scenario.name.clone())?;
+                let peers = args.environment.programs(&scenario.peers)?;
+                let file = ResultFile::in_folder(&folder, &scenario.name)?;
+                prepared.of_networks.push(PreparedScenario { scenario, peers, file });
+            }
+            AnyScenario::Command(scenario) => {
+                let peers = match scenario.has_envoy() {
+                    true => args.environment.programs_with_envoy(&scenario.name)?,
+                    false => vec![(Peer::Skysail, args.environment.own_program(&scenario.name)?)],
+                };
+                let file = ResultFile::in_folder(&folder, &scenario.name)?;
+                prepared.of_cases.push((PreparedCases::Command(scenario, peers), file));
+            }
+            AnyScenario::Airline(scenario) => {
+                let peers = args.environment.programs(&scenario.peers)?;
+                scenario.check_peers(&peers)?;
+                let file = ResultFile::in_folder(&folder, &scenario.name)?;
+                prepared.of_cases.push((PreparedCases::Airline(scenario, peers), file));
+            }
+        }
+    }
+    Ok(prepared)
+}
+
 /// Runs scenarios; those of networks and of traffic last, because they change scheduling and network of this process.
 /// Returns true if all turns succeeded and all results are accepted.
 ///
@@ -111,47 +179,12 @@ impl PreparedCases {
 /// A scenario is invalid, a peer is missing, or a result cannot be written. Scenarios, peers and the folder are checked
 /// before the first turn.
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
-    let scenarios: anyhow::Result<Vec<AnyScenario>> =
-        args.scenarios.iter().map(|given| AnyScenario::read(&file_of(given))).collect();
-    let folder = args.results.clone().unwrap_or_else(default_folder);
-    let (mut of_traffic, mut of_networks, mut of_cases) = (Vec::new(), Vec::new(), Vec::new());
-    for scenario in scenarios? {
-        match scenario {
-            AnyScenario::Traffic(scenario) => {
-                let peers = args.environment.programs(&scenario.peers)?;
-                scenario.check_peers(&peers)?;
-                let file = ResultFile::in_folder(&folder, &scenario.name)?;
-                of_traffic.push(PreparedScenario { scenario, peers, file });
-            }
-            AnyScenario::Generation(scenario) => {
-                args.environment.check_in_process(&scenario.name)?;
-                let file = ResultFile::in_folder(&folder, &scenario.name)?;
-                of_cases.push((PreparedCases::Generation(scenario), file));
-            }
-            AnyScenario::Mesh(scenario) => {
-                let peers = args.environment.programs(&scenario.peers)?;
-                scenario.check_peers(&peers)?;
-                let file = ResultFile::in_folder(&folder, &scenario.name)?;
-                of_cases.push((PreparedCases::Mesh(scenario, peers), file));
-            }
-            AnyScenario::Networks(scenario) => {
-                network::check().with_context(|| scenario.name.clone())?;
-                let peers = args.environment.programs(&scenario.peers)?;
-                let file = ResultFile::in_folder(&folder, &scenario.name)?;
-                of_networks.push((scenario, peers, file));
-            }
-            AnyScenario::Command(scenario) => {
-                let program = args.environment.own_program(&scenario.name)?;
-                let file = ResultFile::in_folder(&folder, &scenario.name)?;
-                of_cases.push((PreparedCases::Command(scenario, program), file));
-            }
-            AnyScenario::Airline(scenario) => {
-                let peers = args.environment.programs(&scenario.peers)?;
-                scenario.check_peers(&peers)?;
-                let file = ResultFile::in_folder(&folder, &scenario.name)?;
-                of_cases.push((PreparedCases::Airline(scenario, peers), file));
-            }
-        }
+    let PreparedRun { of_traffic, of_networks, of_cases } = prepare(args)?;
+    if let Some(folder) = &args.perf {
+        ensure!(!of_traffic.is_empty(), "--perf: no scenario is one of traffic; leave the option out");
+        perf::check()?;
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create the folder {}", folder.display()))?;
     }
     let mut is_good = true;
     for (prepared, file) in of_cases {
@@ -165,7 +198,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
         return Ok(is_good);
     }
     let stage = args.environment.stage()?;
-    for (scenario, peers, file) in of_networks {
+    for PreparedScenario { scenario, peers, file } in of_networks {
         let machine = Machine { network: "namespaces of pods and nodes".to_owned(), ..stage.machine.clone() };
         let place = (&stage.setup, machine);
         let result = networks::run(scenario, args.size, args.rounds, &peers, place)?;
@@ -178,7 +211,9 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
     for PreparedScenario { scenario, peers, file } in of_traffic {
         let settings = scenario.settings(args.size, args.rounds);
         let mut report = latency::new_report(BENCHMARK, settings, &peers, stage.machine.clone());
-        latency::take_turns(&mut report, &peers, &stage.setup)?;
+        let perf =
+            args.perf.as_ref().map(|folder| path::absolute(folder.join(&scenario.name))).transpose()?;
+        latency::take_turns(&mut report, &peers, &Setup { perf, ..stage.setup.clone() })?;
         let violations = violations(&scenario, args.size, &report);
         let result = ScenarioResult { scenario, size: args.size, violations, report };
         let output = args.environment.output;

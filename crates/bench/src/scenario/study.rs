@@ -7,8 +7,14 @@ use serde_json::Value;
 use skysail_yaml::Node;
 
 use super::{
-    BENCHMARK, ScenarioResult, airline::AirlineScenario, cases::CaseResult, command::CommandScenario,
-    document, format::Scenario, generation::GenerationScenario, mesh::MeshScenario,
+    BENCHMARK, ScenarioResult,
+    airline::AirlineScenario,
+    cases::CaseResult,
+    command::CommandScenario,
+    document,
+    format::{Scenario, SizeName},
+    generation::GenerationScenario,
+    mesh::MeshScenario,
     networks::NetworksScenario,
 };
 use crate::results;
@@ -55,6 +61,18 @@ impl AnyScenario {
     pub(super) fn read(file: &Path) -> anyhow::Result<Self> {
         let root = document::read(file)?;
         Self::of(&root).map_err(|error| anyhow::anyhow!("{}:{error}", file.display()))
+    }
+
+    /// Fails if the scenario has no size of this name.
+    pub(super) fn check_size(&self, size: SizeName) -> anyhow::Result<()> {
+        match self {
+            Self::Traffic(scenario) => scenario.check_size(size),
+            Self::Generation(scenario) => scenario.check_size(size),
+            Self::Mesh(scenario) => scenario.check_size(size),
+            Self::Command(scenario) => scenario.check_size(size),
+            Self::Networks(scenario) => scenario.check_size(size),
+            Self::Airline(scenario) => scenario.check_size(size),
+        }
     }
 
     fn of(root: &Node) -> Result<Self, String> {

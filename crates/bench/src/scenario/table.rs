@@ -11,6 +11,7 @@ use crate::{
     layout::{self, TextTable},
     report::{self, cell},
     topology::Topology,
+    variant,
 };
 
 /// Number of columns that identify a row.
@@ -107,6 +108,17 @@ pub(super) fn legend(result: &ScenarioResult) -> Vec<String> {
             "file, stdout, otlp: destination of the access log of each sidecar; a row without one has no access log. Of it \
              for the log: CPU over the same proxy without access log in the same round. A collector beside each sidecar \
              reads its standard output or receives OpenTelemetry records over gRPC, and writes lines to a file."
+                .to_owned(),
+        );
+    }
+    if !variant::is_only_usual(&result.report.settings.variants) {
+        lines.push(
+            "A row without variant has the usual configuration. no-telemetry: without the filters that make metrics alone, and \
+             Envoy without any metric. metrics: Istio's standard metrics, whose filter only Istio's build of Envoy has. \
+             access-log: lines in a file. policies-address, policies-path, policies-jwt: 100 access policies by the caller's \
+             address, by path, or by the subject of a verified JSON Web Token; a request meets the last one only. \
+             external-authorization: the server's sidecar asks another server over HTTP before each request. over usual: \
+             CPU over the usual configuration of the same proxy in the same round."
                 .to_owned(),
         );
     }

@@ -3,7 +3,7 @@ use std::{collections::BTreeMap, fs};
 use super::{
     airline::AirlineScenario,
     command::CommandScenario,
-    diff::{DiffRow, Verdict, compare},
+    diff::{DiffBounds, DiffRow, Verdict, compare},
     format::{Measure, Published, PublishedRow},
     generation::GenerationScenario,
     mesh::MeshScenario,
@@ -18,6 +18,7 @@ use crate::{
     peers::Peer,
     report::{LatencyRun, Machine, Series},
     topology::{Cost, Latencies, Measurement, Topology},
+    variant::Variant,
 };
 
 /// Folder of the scenarios.
@@ -73,7 +74,7 @@ fn measurement(p50: f64, cpu: f64) -> Measurement {
 }
 
 /// Returns a result with 5 rounds. Latencies and CPU of a peer are multiplied by the factor.
-fn result(factor: impl Fn(Option<Peer>) -> f64) -> ScenarioResult {
+pub(super) fn result(factor: impl Fn(Option<Peer>) -> f64) -> ScenarioResult {
     let scenario = traffic(SMALL).unwrap();
     let mut runs = Vec::new();
     for round in 1..=5 {
@@ -87,7 +88,7 @@ fn result(factor: impl Fn(Option<Peer>) -> f64) -> ScenarioResult {
                 };
                 let value = factor(peer) * (own + f64::from(round) + connections as f64);
                 let measurement = Some(measurement(value, value));
-                let series = Series { topology, peer, access_log: AccessLog::None };
+                let series = Series { topology, peer, ..Series::BASELINE };
                 runs.push(LatencyRun { round, series, connections, measurement, error: None, busy: None });
             }
         }
@@ -238,6 +239,40 @@ fn errors_name_line_field_and_remedy() {
     assert!(error.contains("x.yaml:6: configuration.workers: 0 must be from 1 to 256; docs/"), "{error}");
 }
 
+#[test]
+fn variants_are_possible_with_some_topologies_and_measurements_only() {
+    let variants = SMALL.replacen("workers: 2", "workers: 2\n  variants: [metrics]", 1);
+    for (from, to, error) in [
+        ("[metrics]", "[fast]", "7: configuration.variants[0]: unknown variant `fast`"),
+        (
+            "[metrics]",
+            "[metrics]\n  access_logs: [none, file]",
+            "8: configuration.access_logs: must be left out, because there are variants",
+        ),
+        ("measure: [", "measure: [variants, ", "7: configuration.variants: must contain usual, because"),
+        (
+            "[baseline, both",
+            "[baseline, ingress, both",
+            "7: configuration.variants: are measured in baseline and both",
+        ),
+        (
+            "protocol: http1",
+            "protocol: grpc",
+            "7: configuration.variants: are measured with the protocol http1 only",
+        ),
+        (
+            "peer: skysail, at_most",
+            "peer: skysail, variant: usual, at_most",
+            "17: acceptance.limits[0].variant: must be",
+        ),
+    ] {
+        let text = variants.replacen(from, to, 1);
+        assert_ne!(text, variants, "{from}");
+        let got = traffic(&text).unwrap_err();
+        assert!(got.starts_with(error), "{got}\nexpected: {error}");
+    }
+}
+
 fn read_traffic(json: &[u8]) -> ScenarioResult {
     match parse(json).unwrap() {
         Some(AnyResult::Traffic(result)) => *result,
@@ -382,6 +417,7 @@ fn the_page_of_a_result_is_self_contained_and_balanced() {
         source: "x.csv".to_owned(),
         topology: Topology::Baseline,
         access_log: AccessLog::None,
+        variant: Variant::Usual,
         rows: vec![PublishedRow {
             connections: Some(2),
             metrics: BTreeMap::from([("latency_p50_us".to_owned(), 7.0)]),
@@ -389,13 +425,29 @@ fn the_page_of_a_result_is_self_contained_and_balanced() {
     };
     let mut figures = 0;
     let page = crate::html::document("x", &page::section(&all, &[further], &mut figures));
-    assert_eq!((page.matches("<svg ").count(), figures), (4, 4), "latency, added latency, CPU, memory");
+    assert_eq!(figures, 4, "latency, added latency, CPU, memory");
+    assert_eq!(page.matches("<svg ").count(), 11, "four and three percentiles, and two sidecars twice");
     for outside in ["<script", "src=", "href=", "url(", "@import", "http:", "https:"] {
         assert!(!page.contains(outside), "{outside}");
     }
-    for tag in
-        ["svg", "table", "tr", "td", "th", "ul", "li", "p", "h2", "h3", "text", "figure", "figcaption", "div"]
-    {
+    for tag in [
+        "svg",
+        "table",
+        "tr",
+        "td",
+        "th",
+        "ul",
+        "li",
+        "p",
+        "h2",
+        "h3",
+        "text",
+        "figure",
+        "figcaption",
+        "div",
+        "dl",
+        "dd",
+    ] {
         let open = page.matches(&format!("<{tag}>")).count() + page.matches(&format!("<{tag} ")).count();
         assert_eq!(open, page.matches(&format!("</{tag}>")).count(), "{tag}");
     }
@@ -404,18 +456,77 @@ fn the_page_of_a_result_is_self_contained_and_balanced() {
     let published = |class: &str| page.matches(&format!(r#"<circle class="{class} published"#)).count();
     assert_eq!((published("published0"), published("published1")), (2, 1));
     for text in [
-        "Other 1 [1] server's",
-        "Mesh &amp; Co [2] P50",
-        "Hollow marks and pale bars: published",
+        "Hollow marks: published, not measured here",
+        "Vertical lines: least and greatest value of the rounds",
+        "Both axes are logarithmic.",
+        "Figure 1. Latency from when requests were due, µs: both-sidecars",
+        r#"<span class="key line peer0"></span>skysail</li>"#,
+        r#"<span class="key line peer1"></span>envoy</li>"#,
+        r#"<span class="key line none"></span>no sidecar</li>"#,
+        r#"<span class="key line published0 published"></span>Other 1 [1]</li>"#,
+        ">P50 of latency</text>",
+        ">P90 of latency</text>",
+        ">P99 of latency</text>",
+        ">P99.9 of latency</text>",
+        ">connections of the client</text>",
+        ">µs for a request</text>",
+        ">MB</text>",
+        "<dt>both-sidecars</dt><dd>client – sidecar – sidecar – server, with mutual TLS",
+        "<dt>P50, P90, P99, P99.9</dt>",
         "Small &lt;title&gt;",
         "the server &lt;ended&gt;",
         "Mesh &amp; Co [2]",
-        "latency, µs",
         "Command: skysail bench run small",
         "Medians of 5 rounds",
     ] {
         assert!(page.contains(text), "{text}");
     }
+}
+
+#[test]
+fn a_result_with_one_number_of_connections_has_bars_with_ranges_in_the_colours_of_lines() {
+    let mut all = result(|_| 1.0);
+    all.report.settings.connections = vec![2];
+    all.report.runs.retain(|run| run.connections == 2);
+    all.report.summarize();
+    let page = page::section(&all, &[], &mut 0);
+    for class in ["peer0", "peer1", "none", "published0 published"] {
+        assert!(page.contains(&format!(r#"<rect class="{class}""#)), "{class}");
+    }
+    for text in [
+        "Black lines: least and greatest value of the rounds",
+        ">P99 of latency, µs</text>",
+        ">CPU time of the server's sidecar, µs for a request</text>",
+        r#"<circle class="published0 published""#,
+        r#"<path class="range""#,
+    ] {
+        assert!(page.contains(text), "{text}");
+    }
+}
+
+#[test]
+fn a_verdict_needs_five_rounds_unless_fewer_are_accepted() {
+    let few = |factor: f64| {
+        let mut few = result(|peer| if peer == Some(Peer::Skysail) { factor } else { 1.0 });
+        few.report.runs.retain(|run| run.round < 5);
+        few
+    };
+    let verdicts = |a: &ScenarioResult, b: &ScenarioResult, bounds: DiffBounds| -> Vec<Verdict> {
+        let rows = compare(a, b, None, bounds).unwrap();
+        let own = rows
+            .iter()
+            .filter(|row| row.series.peer == Some(Peer::Skysail) && row.metric.starts_with("latency_p"));
+        own.map(|row| row.verdict).collect()
+    };
+    let usual = DiffBounds::from((5.0, 99.0));
+    assert_eq!(verdicts(&few(1.0), &few(1.3), usual), [Verdict::TooFewRounds; 4]);
+    assert_eq!(verdicts(&result(|_| 1.0), &few(1.3), usual), [Verdict::TooFewRounds; 4], "of one result");
+    assert_eq!(verdicts(&few(1.0), &few(1.0), usual), [Verdict::Same; 4], "equal values need no more rounds");
+    let accepted = DiffBounds { rounds: 4, ..usual };
+    assert_eq!(verdicts(&few(1.0), &few(1.3), accepted), [Verdict::Worse; 4]);
+    let rows = compare(&few(1.0), &few(1.3), None, usual).unwrap();
+    assert!(diff::is_accepted(&rows), "without a verdict nothing is worse");
+    assert_eq!(serde_json::to_value(Verdict::TooFewRounds).unwrap(), "too-few-rounds");
 }
 
 #[test]
@@ -440,7 +551,9 @@ fn columns_of_istio_are_written_and_read() {
     assert_eq!(row.metrics["cpu_client_proxy_us_per_request"], 303.0);
     assert_eq!(row.metrics["rss_server_proxy_kb"], 2_048.0);
     for figure in [Measure::Latency, Measure::Cpu, Measure::Memory].iter().flat_map(|group| group.figures()) {
-        assert!(row.metrics.contains_key(figure.metric), "{}", figure.metric);
+        // The run has no gateway.
+        let is_read = row.metrics.contains_key(figure.metric);
+        assert_eq!(is_read, !figure.metric.contains("gateway"), "{}", figure.metric);
     }
 }
 
@@ -451,7 +564,7 @@ fn rows_of_istio_with_the_same_load_are_read() {
                 2020-08-12T08:44:44.4Z,240,ecbc1c65_qps_1000_c_8_1024_v2-stats-nullvm_both,8,1000,2241,2839,3363,277.0,70.5\n\
                 2020-08-12T04:04:47.7Z,240,ff93ac4f_qps_10_c_16_1024_none_mtls_baseline,16,10,517,634,698,2.9,64\n\
                 2020-08-12T04:29:06.1Z,240,ff93ac4f_qps_1000_c_16_1024_none_mtls_baseline,16,1000,316,421,547,2.6,66\n\
-                2020-08-12T04:29:06.1Z,240,ff93ac4f_qps_1000_c_16_1024_none_mtls_ingress,16,1000,316,421,547,2.6,66\n";
+                2020-08-12T04:29:06.1Z,240,ff93ac4f_qps_1000_c_16_1024_none_mtls_ingress,16,1000,616,721,847,2.6,66\n";
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("benchmark.csv");
     let read = |text: &str| {
@@ -459,7 +572,8 @@ fn rows_of_istio_with_the_same_load_are_read() {
         csv::read(&file, &result(|_| 1.0).report.settings)
     };
     let published = read(text).unwrap();
-    let [baseline, both] = published.as_slice() else { panic!("{published:?}") };
+    let [baseline, both, ingress] = published.as_slice() else { panic!("{published:?}") };
+    assert_eq!((ingress.topology, ingress.rows[0].metrics["latency_p50_us"]), (Topology::Ingress, 616.0));
     assert_eq!((baseline.system.as_str(), baseline.topology), ("none_mtls", Topology::Baseline));
     assert_eq!(baseline.rows[0].metrics.len(), 3, "an idle container has no figures");
     assert_eq!((both.system.as_str(), both.topology), ("v2-stats-nullvm", Topology::BothSidecars));

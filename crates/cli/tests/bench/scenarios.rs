@@ -4,11 +4,27 @@ use std::path::Path;
 
 use super::bench;
 
+/// Returns true if a table of `bench diff` has this verdict on a figure.
+fn has_verdict(table: &str, figure: &str, verdict: &str) -> bool {
+    let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+    let has = |cells: Vec<String>| [figure, verdict].iter().all(|text| cells.iter().any(|cell| cell == text));
+    table.lines().map(cells).any(has)
+}
+
+/// Returns the file of a scenario of the repository.
+fn scenario(name: &str) -> String {
+    format!("{}/../../benchmarks/scenarios/{name}.yaml", env!("CARGO_MANIFEST_DIR"))
+}
+
 /// Runs a scenario in its tiny size, and returns its result.
 fn tiny(folder: &Path, name: &str) -> serde_json::Value {
-    let scenario = format!("{}/../../benchmarks/scenarios/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
-    let arguments = ["run", &scenario, "--size", "tiny", "--peers", "skysail", "--no-realtime"];
-    let arguments = [&arguments[..], &["--results", "results", "--output", "json"]].concat();
+    tiny_with(folder, name, &[])
+}
+
+/// Runs a scenario in its tiny size with further arguments, and returns its result.
+fn tiny_with(folder: &Path, name: &str, further: &[&str]) -> serde_json::Value {
+    let arguments = ["run", &scenario(name), "--size", "tiny", "--peers", "skysail", "--no-realtime"];
+    let arguments = [&arguments[..], &["--results", "results", "--output", "json"], further].concat();
     let output = bench(folder, &arguments);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
@@ -67,11 +83,15 @@ fn a_tiny_scenario_measures_all_turns_and_its_result_can_be_drawn_and_compared()
         *cpu = (cpu.as_f64().unwrap_or_default() * 2.0).into();
     }
     std::fs::write(folder.path().join("worse.json"), worse.to_string()).unwrap();
-    // One round with two numbers of connections permits a confidence of 50 %.
+    // One round with two numbers of connections permits a confidence of 50 %, and no verdict unless that is accepted.
     let compared = bench(folder.path(), &["diff", result, "worse.json", "--confidence", "50"]);
     let text = String::from_utf8_lossy(&compared.stdout);
+    assert!(compared.status.success() && text.contains("| too few rounds |"), "{text}");
+    let options = ["diff", result, "worse.json", "--confidence", "50", "--min-rounds", "1"];
+    let compared = bench(folder.path(), &options);
+    let text = String::from_utf8_lossy(&compared.stdout);
     assert_eq!(compared.status.code(), Some(1), "{text}");
-    assert!(text.contains("| server-proxy CPU µs |     worse |"), "{text}");
+    assert!(has_verdict(&text, "server-proxy CPU µs", "worse"), "{text}");
     for run in worse["runs"].as_array_mut().unwrap() {
         if run["topology"] == "both-sidecars" {
             *run = serde_json::json!({
@@ -84,7 +104,108 @@ fn a_tiny_scenario_measures_all_turns_and_its_result_can_be_drawn_and_compared()
     let compared = bench(folder.path(), &["diff", result, "lacking.json"]);
     let text = String::from_utf8_lossy(&compared.stdout);
     assert_eq!(compared.status.code(), Some(1), "{text}");
-    assert!(text.contains("| server-proxy CPU µs | only in A |"), "{text}");
+    assert!(has_verdict(&text, "server-proxy CPU µs", "only in A"), "{text}");
+}
+
+#[test]
+fn a_tiny_scenario_of_an_ingress_gateway_accounts_for_it_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let printed = tiny(folder.path(), "latency-ingress");
+    assert_eq!(printed["violations"], serde_json::json!([]));
+    let runs = printed["runs"].as_array().unwrap();
+    let topologies: Vec<&str> = runs.iter().map(|run| run["topology"].as_str().unwrap()).collect();
+    assert_eq!(topologies, ["baseline", "ingress"]);
+    for run in runs {
+        let counts = ["requests", "unanswered", "refused"].map(|name| run[name].as_u64().unwrap());
+        assert_eq!(counts, [100, 0, 0], "{run}");
+        for part in ["gateway-proxy", "server-proxy"] {
+            let cpu = run["parts"][part]["cpu_us_per_request"].as_f64().unwrap_or_default();
+            assert_eq!(cpu > 0.0, run["topology"] == "ingress", "{run}");
+        }
+        assert!(run["parts"]["client-proxy"].is_null(), "{run}");
+    }
+    // Columns of CPU and memory: the client's sidecar, the server's, and the gateway.
+    let csv = std::fs::read_to_string(folder.path().join("results/latency-ingress.csv")).unwrap();
+    let line = csv.lines().last().unwrap();
+    assert!(line.contains("_1024_skysail_ingress,"), "{csv}");
+    let cells: Vec<f64> = line.rsplit(',').take(6).map(|cell| cell.parse().unwrap()).collect();
+    let is_used: Vec<bool> = cells.iter().rev().map(|cell| *cell > 0.0).collect();
+    assert_eq!(is_used, [false, true, true, false, true, true], "{csv}");
+}
+
+#[test]
+fn a_tiny_scenario_of_variants_measures_each_of_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let printed = tiny(folder.path(), "latency-variants");
+    assert_eq!(printed["violations"], serde_json::json!([]));
+    let runs = printed["runs"].as_array().unwrap();
+    let variants: Vec<&str> = runs.iter().map(|run| run["variant"].as_str().unwrap_or("usual")).collect();
+    let policies = ["policies-address", "policies-path", "policies-jwt", "external-authorization"];
+    let expected = [&["usual", "usual", "no-telemetry", "metrics", "access-log"][..], &policies].concat();
+    assert_eq!(variants, expected, "the first one is the baseline");
+    for (run, variant) in runs.iter().zip(variants) {
+        // A policy that refuses a request, or a token that is not verified, would give another status.
+        let counts = ["requests", "unanswered", "refused"].map(|name| run[name].as_u64().unwrap());
+        assert_eq!(counts, [100, 0, 0], "{run}");
+        let cpu = |part: &str| run["parts"][part]["cpu_us_per_request"].as_f64().unwrap_or_default();
+        assert_eq!(cpu("server-proxy") > 0.0, run["topology"] != "baseline", "{run}");
+        assert_eq!(cpu("authorizer") > 0.0, variant == "external-authorization", "{run}");
+        let entries = run["log_entries"]["server-proxy"].as_u64();
+        assert_eq!(entries.is_some_and(|entries| entries >= 100), variant == "access-log", "{run}");
+    }
+    for row in printed["summary"].as_array().unwrap() {
+        assert_eq!(row["metrics"]["cpu_variant_us_per_request"].is_null(), row["variant"].is_null(), "{row}");
+    }
+    let csv = std::fs::read_to_string(folder.path().join("results/latency-variants.csv")).unwrap();
+    assert!(csv.contains("_1024_skysail-policies-jwt_both,"), "{csv}");
+    let result = "results/latency-variants.json";
+    let compared = bench(folder.path(), &["diff", result, result]);
+    let text = String::from_utf8_lossy(&compared.stdout);
+    assert!(compared.status.success() && text.contains("skysail, external-authorization"), "{text}");
+}
+
+#[test]
+fn flame_graphs_of_the_sidecars_are_drawn_where_perf_is_permitted() {
+    let folder = tempfile::tempdir().unwrap();
+    let of_another =
+        bench(folder.path(), &["run", &scenario("generation"), "--size", "tiny", "--perf", "perf"]);
+    let errors = String::from_utf8_lossy(&of_another.stderr);
+    assert!(
+        !of_another.status.success() && errors.contains("--perf: no scenario is one of traffic"),
+        "{errors}"
+    );
+
+    let probe = ["record", "--event", "cpu-clock", "--output", "probe.data", "--", "true"];
+    let probe = std::process::Command::new("perf").args(probe).current_dir(folder.path()).output();
+    if probe.is_ok_and(|output| output.status.success()) {
+        tiny_with(folder.path(), "latency-ingress", &["--perf", "perf"]);
+        for sidecar in ["gateway-proxy", "server-proxy"] {
+            let name = format!("perf/latency-ingress-ingress-skysail-2-{sidecar}.svg");
+            let svg = std::fs::read_to_string(folder.path().join(name)).unwrap();
+            let is_whole = svg.starts_with("<svg ") && svg.ends_with("</svg>\n");
+            assert!(is_whole && !svg.contains("<script") && !svg.contains("href="), "{sidecar}");
+            // At least one thread of the sidecar has samples.
+            for text in ["<title>worker-", " samples, ", &format!("-2: {sidecar}</text>")] {
+                assert!(svg.contains(text), "{sidecar}: {text}");
+            }
+        }
+    } else {
+        let arguments = ["run", &scenario("latency-ingress"), "--size", "tiny", "--perf", "perf"];
+        let refused = bench(folder.path(), &[&arguments[..], &["--peers", "skysail"]].concat());
+        let errors = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && errors.contains("or leave --perf out"), "{errors}");
+    }
+}
+
+#[test]
+fn a_size_that_a_scenario_lacks_is_refused_before_anything_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let output =
+        bench(folder.path(), &["run", &scenario("policies"), "--size", "huge", "--peers", "skysail"]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let expected = "policies: --size huge: the scenario has no such size; use default, tiny, full";
+    assert!(!output.status.success() && errors.contains(expected), "{errors}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
 #[test]
@@ -153,10 +274,6 @@ fn a_tiny_scenario_of_a_control_plane_runs_its_benchmark() {
     let most = items.iter().find(is_most).unwrap();
     assert_eq!(most["labels"]["Case"], "services-1000-most");
     assert!(most["data"]["Perc50"].as_f64() >= Some(20.0), "{most}");
-    let dns = tiny(folder.path(), "dns-load");
-    for run in dns["runs"].as_array().unwrap() {
-        assert!(run["error"].is_null() && run["figures"]["queries_skysail_per_second"].is_number(), "{run}");
-    }
     let drawn = bench(folder.path(), &["report", "results", "--html", "page.html"]);
     assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
     let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
@@ -165,9 +282,27 @@ fn a_tiny_scenario_of_a_control_plane_runs_its_benchmark() {
 }
 
 #[test]
+fn dns_queries_depend_on_hosts_and_not_on_sidecars() {
+    let folder = tempfile::tempdir().unwrap();
+    let dns = tiny(folder.path(), "dns-load");
+    assert_eq!(dns["violations"], serde_json::json!([]));
+    assert!(dns["peers"]["skysail"]["version"].is_string() && dns["peers"]["envoy"].is_null(), "{dns}");
+    let runs = dns["runs"].as_array().unwrap();
+    let cases: Vec<&str> = runs.iter().map(|run| run["case"].as_str().unwrap()).collect();
+    assert_eq!(cases, ["sidecars-100-hosts-30", "sidecars-500-hosts-30", "round-robin", "static"]);
+    for (run, sidecars) in runs.iter().zip([100, 500, 100, 100]) {
+        assert_eq!((run["error"].is_null(), run["sidecars"].as_u64()), (true, Some(sidecars)), "{run}");
+        // In 2.5 s, each of three names with a TTL of 1 s is asked for two to four times, and at most once for an IPv6 address.
+        let queries = run["figures"]["queries_skysail_per_second"].as_f64().unwrap() * 2.5;
+        let range = if run["case"] == "static" { 0.0..=0.0 } else { 3.0..=15.0 };
+        assert!(range.contains(&queries), "{queries} queries: {run}");
+    }
+}
+
+#[test]
 fn a_tiny_scenario_of_a_mesh_measures_it_with_and_without_sidecars() {
     let folder = tempfile::tempdir().unwrap();
-    for (scenario, pods) in [("mesh-wide", 4), ("policies", 5)] {
+    for (scenario, pods) in [("mesh-wide", 4), ("policies", 12)] {
         let printed = tiny(folder.path(), scenario);
         assert_eq!(printed["violations"], serde_json::json!([]), "{scenario}");
         let runs = printed["runs"].as_array().unwrap();
@@ -175,7 +310,10 @@ fn a_tiny_scenario_of_a_mesh_measures_it_with_and_without_sidecars() {
         assert!(runs.len() >= 2 && runs.len() == cases.len(), "{runs:?}");
         for (run, case) in runs.iter().zip(cases) {
             let number = |name: &str| run[name].as_u64().unwrap();
-            let rate = case["mesh"]["rate"].as_f64().unwrap();
+            let phases = case["mesh"]["phases"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let phase = phases.iter().find(|phase| phase["name"] == case["phase"]);
+            let percent = phase.map_or(100.0, |phase| phase["rate_percent"].as_f64().unwrap());
+            let rate = case["mesh"]["rate"].as_f64().unwrap() * percent / 100.0;
             assert_eq!((number("pods"), number("failed")), (pods, 0), "{run}");
             assert!((rate * 0.5..=rate * 2.0).contains(&run["requests"].as_f64().unwrap()), "{run}");
             assert!(run["requests_in_mesh"].as_f64() > run["requests"].as_f64(), "{run}");
@@ -192,12 +330,16 @@ fn a_tiny_scenario_of_a_mesh_measures_it_with_and_without_sidecars() {
                 assert_eq!(cpu.is_some_and(|cpu| cpu >= least), is_expected, "{part}: {run}");
             }
         }
+        for row in printed["summary"].as_array().unwrap() {
+            let of_telemetry = &row["metrics"]["cpu_telemetry_us_per_request"];
+            assert_eq!(of_telemetry.is_null(), row["case"] != "tree/skysail", "{row}");
+        }
     }
     let drawn = bench(folder.path(), &["report", "results", "--html", "page.html"]);
     assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
     let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
     assert!(
-        page.contains("Permissive and restricted policy") && page.contains("restricted/skysail"),
+        page.contains("Permissive and restricted policy") && page.contains("restricted/skysail/rate-3"),
         "{page}"
     );
     let result = "results/mesh-wide.json";
@@ -354,7 +496,12 @@ fn a_tiny_scenario_of_networks_measures_those_of_the_kernel_and_names_the_others
     let drawn = bench(folder.path(), &["report", "results", "--html", "page.html"]);
     assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
     let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
-    assert!(page.contains(">vxlan/skysail/4</text>") && page.contains("Istio add-on of AKS"), "{page}");
+    assert!(
+        page.contains(">vxlan</text>")
+            && page.contains(">skysail</text>")
+            && page.contains("Istio add-on of AKS"),
+        "{page}"
+    );
     let result = "results/networks.json";
     let compared = bench(folder.path(), &["diff", result, result]);
     let text = String::from_utf8_lossy(&compared.stdout);

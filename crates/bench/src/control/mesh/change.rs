@@ -46,8 +46,12 @@ pub(crate) enum Change {
     VirtualService,
     /// The timeout in a service's HTTPRoute changes.
     HttpRoute,
+    /// The backend of a service's GRPCRoute gets another header.
+    GrpcRoute,
     /// The settings in a service's DestinationRule change.
     DestinationRule,
+    /// The host name in a service's BackendTLSPolicy changes.
+    BackendTlsPolicy,
     /// A ServiceEntry is added or removed.
     ServiceEntry,
     /// The weight of a WorkloadEntry of a service changes.
@@ -62,10 +66,20 @@ pub(crate) enum Change {
     Telemetry,
     /// The EnvoyFilter of a workload gets another script.
     EnvoyFilter,
+    /// The limit in the RateLimitPolicy of a workload changes.
+    RateLimitPolicy,
     /// The label of a pod of a service changes; the pod has no sidecar.
     Pod,
     /// The label of a namespace changes, which affects no resource.
     Namespace,
+    /// The number of threads in a ProxyConfig changes, which affects the start of proxies alone.
+    ProxyConfig,
+    /// The probe in a WorkloadGroup changes, which affects the start of proxies alone.
+    WorkloadGroup,
+    /// A ReferenceGrant permits another namespace, whose objects refer to nothing.
+    ReferenceGrant,
+    /// The connect timeout in the mesh configuration changes.
+    MeshConfig,
     /// The Gateway of a gateway has another host; --mesh large.
     Gateway,
     /// The timeout in a VirtualService of a gateway changes; --mesh large.
@@ -80,9 +94,11 @@ impl Change {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// Returns whether the change can be made: whether its gateways, and certificates for them, exist.
-    pub(crate) fn is_possible(self, is_large: bool, has_tls: bool) -> bool {
+    /// Returns whether the change can be made: whether its gateways, and certificates for them, exist. In a cluster, the
+    /// mesh configuration may be somebody's, and the kinds of Skysail may be absent.
+    pub(crate) fn is_possible(self, is_large: bool, has_tls: bool, in_cluster: bool) -> bool {
         match self {
+            Self::MeshConfig | Self::RateLimitPolicy => !in_cluster,
             Self::Gateway | Self::GatewayRoute => is_large,
             Self::Secret => is_large && has_tls,
             _ => true,
@@ -92,16 +108,33 @@ impl Change {
     /// Returns the type of the resources that change.
     pub(crate) fn kind(self, plan: &Plan) -> Kind {
         match self {
-            Self::Endpoint | Self::WorkloadEntry | Self::Pod | Self::Namespace => Kind::Endpoint,
-            Self::Route | Self::VirtualService | Self::HttpRoute if plan.uses_vhds => Kind::VirtualHost,
-            Self::Route | Self::VirtualService | Self::HttpRoute | Self::Gateway | Self::GatewayRoute => {
-                Kind::Route
+            Self::Endpoint
+            | Self::WorkloadEntry
+            | Self::Pod
+            | Self::Namespace
+            | Self::ProxyConfig
+            | Self::WorkloadGroup
+            | Self::ReferenceGrant => Kind::Endpoint,
+            Self::Route | Self::VirtualService | Self::HttpRoute | Self::GrpcRoute if plan.uses_vhds => {
+                Kind::VirtualHost
             }
-            Self::Service | Self::DestinationRule | Self::ServiceEntry | Self::Sidecar => Kind::Cluster,
+            Self::Route
+            | Self::VirtualService
+            | Self::HttpRoute
+            | Self::GrpcRoute
+            | Self::Gateway
+            | Self::GatewayRoute => Kind::Route,
+            Self::Service
+            | Self::DestinationRule
+            | Self::BackendTlsPolicy
+            | Self::ServiceEntry
+            | Self::Sidecar
+            | Self::MeshConfig => Kind::Cluster,
             Self::Policy
             | Self::PeerAuthentication
             | Self::RequestAuthentication
             | Self::Telemetry
+            | Self::RateLimitPolicy
             | Self::EnvoyFilter => Kind::Listener,
             Self::Secret => Kind::Secret,
         }
@@ -114,19 +147,25 @@ impl Change {
         let sees_all = plan.subscription == Subscription::Mesh && !sidecar.is_restricted(plan);
         let sees = |service: usize| sidecar.sees(plan, service);
         match self {
-            Self::Endpoint | Self::WorkloadEntry | Self::Pod | Self::DestinationRule => sees(CHANGED),
+            Self::Endpoint
+            | Self::WorkloadEntry
+            | Self::Pod
+            | Self::DestinationRule
+            | Self::BackendTlsPolicy => sees(CHANGED),
+            Self::MeshConfig => true,
             Self::Route if !plan.uses_vhds => !is_gateway && (sees_all || sees(CHANGED)),
             Self::Route => !is_gateway && sees(CHANGED),
-            Self::HttpRoute => !is_gateway && sees(ROUTED.min(plan.services - 1)),
+            Self::HttpRoute | Self::GrpcRoute => !is_gateway && sees(ROUTED.min(plan.services - 1)),
             Self::Service | Self::ServiceEntry => is_gateway || sees_all,
             Self::VirtualService => !is_gateway && sees_all,
             Self::Policy
             | Self::PeerAuthentication
             | Self::RequestAuthentication
             | Self::Telemetry
+            | Self::RateLimitPolicy
             | Self::EnvoyFilter => sidecar.is_of(plan, CHANGED),
             Self::Sidecar => sidecar.is_of(plan, RESTRICTED.min(plan.services - 1)),
-            Self::Namespace => false,
+            Self::Namespace | Self::ProxyConfig | Self::WorkloadGroup | Self::ReferenceGrant => false,
             Self::Gateway | Self::GatewayRoute | Self::Secret => sidecar.gateway(plan) == Some(GATEWAY),
         }
     }
@@ -140,7 +179,9 @@ impl Change {
             Self::Service => ("service", false),
             Self::VirtualService => ("changed-virtual-service", true),
             Self::HttpRoute => ("changed-http-route", true),
+            Self::GrpcRoute => ("changed-grpc-route", true),
             Self::DestinationRule => ("changed-destination-rule", true),
+            Self::BackendTlsPolicy => ("changed-backend-tls-policy", true),
             Self::ServiceEntry => ("changed-service-entry", false),
             Self::WorkloadEntry => ("changed-workload-entry", true),
             Self::Sidecar => ("changed-sidecar", true),
@@ -148,8 +189,13 @@ impl Change {
             Self::RequestAuthentication => ("changed-request-authentication", true),
             Self::Telemetry => ("changed-telemetry", true),
             Self::EnvoyFilter => ("changed-envoy-filter", true),
+            Self::RateLimitPolicy => ("changed-rate-limit-policy", true),
             Self::Pod => ("changed-pod", true),
             Self::Namespace => ("namespace", false),
+            Self::ProxyConfig => ("changed-proxy-config", true),
+            Self::WorkloadGroup => ("changed-workload-group", true),
+            Self::ReferenceGrant => ("changed-reference-grant", true),
+            Self::MeshConfig => ("changed-mesh-config", true),
             Self::Gateway => ("changed-gateway", true),
             Self::GatewayRoute => ("public", false),
             Self::Secret => ("changed-secret", true),
@@ -207,7 +253,9 @@ impl Mesh {
                 let service = ROUTED.min(self.services - 1);
                 vec![http_route(service, namespaces, "changed", "/changed/", 10 + version)]
             }
+            Change::GrpcRoute => vec![grpc_route(ROUTED.min(self.services - 1), namespaces, version)],
             Change::DestinationRule => vec![destination_rule(version)],
+            Change::BackendTlsPolicy => vec![backend_tls_policy(version)],
             Change::ServiceEntry => is_odd.then(service_entry).into_iter().collect(),
             Change::WorkloadEntry => vec![workload_entry(version)],
             Change::Sidecar => {
@@ -234,6 +282,11 @@ impl Mesh {
                 vec![of_workload("telemetry.istio.io/v1", "Telemetry", spec)]
             }
             Change::EnvoyFilter => vec![envoy_filter(version)],
+            Change::RateLimitPolicy => {
+                let limit = json!({"requests": 1_000 + version, "unit": "SECOND"});
+                let spec = json!({"selector": selector(), "rules": [{"name": "all", "limit": limit}]});
+                vec![of_workload("skysail.io/v1alpha1", "RateLimitPolicy", spec)]
+            }
             Change::Pod => {
                 let mut changed = pod(CHANGED, self.endpoints, namespaces);
                 changed["metadata"]["labels"]["version"] = format!("v{version}").into();
@@ -245,6 +298,25 @@ impl Mesh {
                 let last = self.services.min(namespaces) - 1;
                 vec![namespace_object(&namespace(last, namespaces), version)]
             }
+            Change::ProxyConfig => {
+                let spec = json!({"selector": selector(), "concurrency": 1 + version % 2});
+                vec![of_workload("networking.istio.io/v1beta1", "ProxyConfig", spec)]
+            }
+            Change::WorkloadGroup => {
+                let probe = json!({"periodSeconds": 1 + version, "httpGet": {"port": 80}});
+                let template = json!({"serviceAccount": "machines"});
+                let spec = json!({"template": template, "probe": probe});
+                vec![of_workload("networking.istio.io/v1", "WorkloadGroup", spec)]
+            }
+            Change::ReferenceGrant => {
+                let from = json!({
+                    "group": "gateway.networking.k8s.io", "kind": "HTTPRoute",
+                    "namespace": format!("absent-{version}"),
+                });
+                let spec = json!({"from": [from], "to": [{"group": "", "kind": "Service"}]});
+                vec![of_workload("gateway.networking.k8s.io/v1", "ReferenceGrant", spec)]
+            }
+            Change::MeshConfig => vec![mesh_config(version)],
             Change::Gateway => gateway(version).into(),
             Change::GatewayRoute => vec![public_rule(CHANGED, namespaces, version)],
             Change::Secret => secret()?.into(),
@@ -275,6 +347,39 @@ fn destination_rule(version: usize) -> Value {
     let pool = json!({"tcp": {"maxConnections": 1_000 + version}});
     let spec = json!({"host": host(CHANGED, 1), "trafficPolicy": {"connectionPool": pool}});
     of_workload("networking.istio.io/v1", "DestinationRule", spec)
+}
+
+fn backend_tls_policy(version: usize) -> Value {
+    let target = json!({"group": "", "kind": "Service", "name": format!("svc-{CHANGED}")});
+    let validation = json!({"hostname": format!("v{version}.example"), "wellKnownCACertificates": "System"});
+    let spec = json!({"targetRefs": [target], "validation": validation});
+    of_workload("gateway.networking.k8s.io/v1", "BackendTLSPolicy", spec)
+}
+
+fn grpc_route(service: usize, namespaces: usize, version: usize) -> Value {
+    let name = format!("svc-{service}");
+    let header = json!({"name": "x-version", "value": version.to_string()});
+    let filter = json!({"type": "RequestHeaderModifier", "requestHeaderModifier": {"set": [header]}});
+    json!({
+        "apiVersion": "gateway.networking.k8s.io/v1", "kind": "GRPCRoute",
+        "metadata": {"name": "changed", "namespace": namespace(service, namespaces)},
+        "spec": {
+            "parentRefs": [{"group": "", "kind": "Service", "name": name}],
+            "rules": [{
+                "matches": [{"method": {"service": "bench.Changed"}}],
+                "filters": [filter],
+                "backendRefs": [{"name": name, "port": 80}],
+            }],
+        },
+    })
+}
+
+fn mesh_config(version: usize) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "istio", "namespace": "istio-system"},
+        "data": {"mesh": format!("connectTimeout: {}ms", 1_000 + version)},
+    })
 }
 
 fn service_entry() -> Value {

@@ -143,6 +143,11 @@ impl AirlineScenario {
         Ok(scenario)
     }
 
+    /// Fails if the scenario has no size of this name.
+    pub(in crate::scenario) fn check_size(&self, size: SizeName) -> anyhow::Result<()> {
+        self.sizes.check(&self.name, size)
+    }
+
     /// Returns the cases of a run: each variant with the proxies of each peer.
     pub(super) fn cases(&self, size: SizeName, peers: &[Peer]) -> Vec<AirlineCase> {
         let load = self.sizes.of(size).load.as_ref().unwrap_or(&self.load);
@@ -180,7 +185,7 @@ impl AirlineScenario {
         let cases: Vec<&str> = cases.iter().map(|case| case.name.as_str()).collect();
         check_limits(&self.acceptance.limits, figures.clone(), &cases, "case")?;
         check_published(&self.published, figures)?;
-        for (name, size) in [("default", &self.sizes.default), ("tiny", &self.sizes.tiny)] {
+        for (name, size) in self.sizes.all() {
             let field = |field: &str| format!("sizes.{name}.{field}");
             within(&field("rounds"), f64::from(size.rounds), 1.0, f64::from(MAX_ROUNDS))?;
             within(&field("seconds"), size.seconds, 0.1, 3_600.0)?;

@@ -169,7 +169,20 @@ fn tables_show_throughput_and_its_share_of_ingress_only() {
     assert!(joined.contains("same proxy: full/skysail 80 %, full/envoy 100 %."), "{text}");
     let mut figures = 0;
     let page = crate::html::document("x", &section(&all, &mut figures));
-    assert_eq!((page.matches("<svg ").count(), figures), (6, 6));
+    assert_eq!(
+        (page.matches("<svg ").count(), figures),
+        (7, 4),
+        "two throughputs, three percentiles, CPU, memory"
+    );
+    assert!(page.contains(">Throughput of all users, calls/s</text>"), "{page}");
+    assert!(
+        page.contains(">Other 1 [1]</text>") && page.contains(r#"class="published0 published""#),
+        "{page}"
+    );
+    assert!(
+        page.contains("<dt>full</dt><dd>a gateway and sidecars with mutual TLS and all access policies"),
+        "{page}"
+    );
     assert!(!page.contains("NaN") && page.contains("skysail bench run small"), "{page}");
 }
 

@@ -11,7 +11,7 @@ use crate::{
     layout::{self, TextTable},
     report::cell,
     scenario::{
-        diff::{DiffArgs, FigureChange, Verdict, explain, judge, warn},
+        diff::{DiffArgs, DiffBounds, FigureChange, Verdict, explain, judge, warn},
         rank::Stratum,
     },
 };
@@ -45,18 +45,19 @@ pub(in crate::scenario) fn diff<S: CaseStudy>(
         args.relative_to.is_none(),
         "--relative-to: results of this study are compared case by case; leave the option out"
     );
-    let rows = compare(first, second, (args.threshold, args.confidence))?;
+    let rows = compare(first, second, args.bounds())?;
     warn([first.report.disturbed(), second.report.disturbed()]);
     args.print(&rows, || text::<S>(&rows, args))?;
     Ok(is_accepted(&rows))
 }
 
-/// Returns a row for each figure of a case. `bounds` are the minimum change and confidence, in percent.
+/// Returns a row for each figure of a case. `bounds` are the conditions for verdicts.
 pub(in crate::scenario) fn compare<S: CaseStudy>(
     first: &CaseResult<S>,
     second: &CaseResult<S>,
-    bounds: (f64, f64),
+    bounds: impl Into<DiffBounds>,
 ) -> anyhow::Result<Vec<CaseDiff>> {
+    let bounds = bounds.into();
     let [of_first, of_second] = [first, second].map(|result| &result.report.settings.cases);
     ensure!(
         first.scenario.heading()[0] == second.scenario.heading()[0] && of_first == of_second,

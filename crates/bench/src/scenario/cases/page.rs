@@ -1,6 +1,6 @@
-//! The section of a result in the page of `bench report`.
+//! The section of a result in the page of `bench report`, and what the site shows of a result.
 
-use std::fmt::Write as _;
+mod plots;
 
 use super::{
     CaseStudy,
@@ -9,15 +9,17 @@ use super::{
 };
 use crate::{
     html,
-    plot::{self, Bar, escape},
-    report::Spread,
     scenario::{
-        format::{Figure, SizeName},
-        page::{RunFacts, not_accepted},
+        figures::{self, FigureHistory, MainFigure},
+        format::Figure,
+        page::{self, RunFacts, not_accepted},
     },
 };
 
-/// Returns the section. `figures` counts the plots so far, which are numbered.
+/// Maximum number of cases of the main figure of a result.
+const MAX_MAIN: usize = 8;
+
+/// Returns the section. `figures` counts the figures so far, which are numbered.
 pub(in crate::scenario) fn section<S: CaseStudy>(result: &CaseResult<S>, figures: &mut usize) -> String {
     let CaseResult { scenario, report, .. } = result;
     let run = RunFacts {
@@ -25,89 +27,52 @@ pub(in crate::scenario) fn section<S: CaseStudy>(result: &CaseResult<S>, figures
         commit: report.commit.as_deref(),
         started: report.started,
         machine: &report.machine,
-        peers: &report.peers,
     };
     let [_, title, question] = scenario.heading();
     let mut text = run.heading(title, question);
+    text.push_str(&page::terms(&terms(result)));
     let made = made(result);
+    let mut tables = table::tables(result).into_iter();
     for (section, rows) in report.sections() {
-        let plots = scenario
-            .groups()
-            .iter()
-            .flat_map(|group| S::plots(*group).into_iter().map(move |figures| (*group, figures)));
-        for (group, of_plot) in plots {
-            let title = S::group_title(group);
-            let (svg, key) = if S::are_parts(group) {
-                (bars(&[(title, &of_plot)], &rows), format!(" Parts of the bars: {}.", key(&of_plot)))
-            } else {
-                let groups: Vec<_> =
-                    of_plot.iter().map(|figure| (figure.title, std::slice::from_ref(figure))).collect();
-                (bars(&groups, &rows), String::new())
+        text.push_str(&page::subheading(section));
+        for group in scenario.groups() {
+            let Some(plot) = plots::of_group::<S>(*group, (section, &rows), scenario.published()) else {
+                continue;
             };
-            *figures += 1;
-            // Writing to a String cannot fail.
-            let _ = write!(
-                text,
-                "<figure>{svg}<figcaption>Figure {figures}. {title}, {}.{key} {}</figcaption></figure>",
-                escape(section),
-                escape(&made)
-            );
+            let title = format!("{}: {section}", plots::group_title::<S>(*group));
+            text.push_str(&page::figure_of(&title, &plot, &made, figures));
         }
+        text.extend(tables.next().into_iter().flat_map(|(_, tables)| tables).map(|of| html::table(&of)));
     }
-    for (section, tables) in table::tables(result) {
-        let tables: String = tables.iter().map(html::table).collect();
-        let _ = write!(text, "<h3>{}</h3>{tables}", escape(section));
+    // The figures of others are the last section.
+    for (section, tables) in tables {
+        text.push_str(&page::subheading(section));
+        text.extend(tables.iter().map(html::table));
     }
+    text.push_str(&page::subheading("How to read the tables"));
     text.push_str(&html::list(table::legend(result)));
     text.push_str(&not_accepted(missing(result)));
     text
 }
 
-/// Returns the class of a part in the page.
-fn class(index: usize) -> String {
-    format!("peer{index}")
+/// Returns the terms that the page uses.
+fn terms<S: CaseStudy>(result: &CaseResult<S>) -> Vec<figures::Term> {
+    // A scenario has been read from JSON or YAML, so it has a JSON form.
+    let scenario = serde_json::to_value(&result.scenario).unwrap_or_default();
+    let names: Vec<&str> = figures_of(result).map(|figure| figure.metric).collect();
+    figures::of_cases(&scenario, &result.report.peers, names.into_iter())
 }
 
-/// Plots a bar for each case with a value, under a title for each group of parts. The range of a bar is that of the sum
-/// of the minima and of the maxima.
-fn bars(groups: &[(&str, &[&Figure])], rows: &[&CaseSummary]) -> String {
-    let bar = |row: &CaseSummary, parts: &[&Figure]| {
-        let value = |(index, figure): (usize, &&Figure)| {
-            Some((class(index), row.metrics.get(figure.metric)?.divided_by(figure.unit)))
-        };
-        let values: Vec<(String, Spread)> = parts.iter().enumerate().filter_map(value).collect();
-        let sum = |of: fn(&Spread) -> f64| values.iter().map(|(_, spread)| of(spread)).sum();
-        (!values.is_empty()).then(|| Bar {
-            label: row.case.clone(),
-            range: (sum(|spread| spread.min), sum(|spread| spread.max)),
-            parts: values.iter().map(|(class, spread)| (spread.median, class.clone())).collect(),
-        })
-    };
-    let digits = groups.iter().flat_map(|(_, parts)| *parts).map(|figure| figure.digits).max();
-    let groups: Vec<_> = groups
-        .iter()
-        .map(|(title, parts)| ((*title).to_owned(), rows.iter().filter_map(|row| bar(row, parts)).collect()))
-        .collect();
-    plot::bars(&groups, digits.unwrap_or_default())
-}
-
-/// Returns the colours of the parts with their meaning, as HTML.
-fn key(parts: &[&Figure]) -> String {
-    let part = |(index, figure): (usize, &&Figure)| {
-        format!(r#"<span class="key {}"></span>{}"#, class(index), escape(figure.title))
-    };
-    parts.iter().enumerate().map(part).collect()
+fn figures_of<S: CaseStudy>(result: &CaseResult<S>) -> impl Iterator<Item = &'static Figure> {
+    result.scenario.groups().iter().flat_map(|group| S::figures(*group))
 }
 
 /// Returns the method of measurement, for the captions of plots.
 fn made<S: CaseStudy>(result: &CaseResult<S>) -> String {
     let settings = &result.report.settings;
-    let tiny = match result.size {
-        SizeName::Default => "",
-        SizeName::Tiny => " --size tiny (too short for reliable figures)",
-    };
+    let size = result.size.option();
     format!(
-        "{}. Command: skysail bench run {} --rounds {}{tiny}.",
+        "{}. Command: skysail bench run {} --rounds {}{size}.",
         result.scenario.method(settings),
         result.scenario.heading()[0],
         settings.rounds
@@ -125,4 +90,63 @@ fn missing<S: CaseStudy>(result: &CaseResult<S>) -> Vec<String> {
         Some(format!("Round {}, {}: {error}", run.round, run.case))
     }));
     lines
+}
+
+impl<S: CaseStudy> CaseResult<S> {
+    /// Returns the medians and ranges of all figures, for the history of the site.
+    pub(in crate::scenario) fn history(&self) -> Vec<FigureHistory> {
+        let mut values = Vec::new();
+        for (section, rows) in self.report.sections() {
+            for figure in figures_of(self) {
+                values.extend(rows.iter().filter_map(|row| {
+                    Some(FigureHistory {
+                        section: section.to_owned(),
+                        series: row.case.clone(),
+                        colour: figures::colour(plots::peer_of(&row.case, figure)),
+                        figure,
+                        spread: row.metrics.get(figure.metric)?.divided_by(figure.unit),
+                        is_drawn: true,
+                    })
+                }));
+            }
+        }
+        values
+    }
+
+    /// Returns the main figure for the index of the site: that of few cases of the first section. `metrics` are the names
+    /// of figures by importance; one that others have published comes first.
+    pub(in crate::scenario) fn main_figure(&self, metrics: &[&str]) -> Option<MainFigure> {
+        let sections = self.report.sections();
+        let is_measured =
+            |metric: &str| self.report.summary.iter().any(|row| row.metrics.contains_key(metric));
+        let is_published =
+            |metric: &str| self.scenario.published().iter().any(|of| of.metrics.contains_key(metric));
+        let of = |metric: &str| figures_of(self).find(|figure| figure.metric == metric);
+        let mut measured = metrics.iter().copied().filter(|metric| is_measured(metric));
+        let figure = measured.clone().find(|metric| is_published(metric)).or_else(|| measured.next());
+        let figure = figure.and_then(of)?;
+        let has_figure = |row: &&CaseSummary| row.metrics.contains_key(figure.metric);
+        let (section, rows) =
+            sections.into_iter().find(|(_, rows)| rows.iter().copied().any(|row| has_figure(&row)))?;
+        let mut rows: Vec<&CaseSummary> = rows.into_iter().filter(has_figure).collect();
+        let heading = |row: &CaseSummary| plots::heading_of(&row.case, section);
+        // More cases than a reader compares: those of the first network or phase.
+        if rows.len() > MAX_MAIN {
+            let first = heading(rows.first()?);
+            rows.retain(|row| heading(row) == first);
+            rows.truncate(MAX_MAIN);
+        }
+        let measured = rows.iter().filter_map(|row| {
+            Some((row.case.clone(), row.metrics.get(figure.metric)?.divided_by(figure.unit)))
+        });
+        let published = self.scenario.published().iter().enumerate().filter_map(|(index, of)| {
+            Some((plots::published_label(of, index), of.metrics.get(figure.metric)? / figure.unit))
+        });
+        Some(MainFigure {
+            place: section.to_owned(),
+            figure,
+            measured: measured.collect(),
+            published: published.collect(),
+        })
+    }
 }

@@ -196,7 +196,21 @@ impl<S: CaseStudy> CaseReport<S> {
 
     /// Returns the figures of a case by name, of each successful turn.
     pub(super) fn metrics(&self, case: &str) -> Vec<BTreeMap<String, f64>> {
-        self.runs_of(case).filter_map(|run| run.measurement.as_ref()).map(S::metrics).collect()
+        let cases = &self.settings.cases;
+        let of_case = cases.iter().find(|of| S::name(of) == case);
+        let reference = of_case.and_then(|of| S::reference(of, cases));
+        let in_round = |name: &str, round: u32| {
+            self.runs_of(name).find(|run| run.round == round).and_then(|run| run.measurement.as_ref())
+        };
+        let figures = |run: &CaseRun<S::Measurement>| {
+            let measured = run.measurement.as_ref()?;
+            let mut figures = S::metrics(measured);
+            if let Some(other) = reference.and_then(|name| in_round(name, run.round)) {
+                figures.extend(S::relative(measured, other));
+            }
+            Some(figures)
+        };
+        self.runs_of(case).filter_map(figures).collect()
     }
 
     /// Returns what the machine lacks for some of the cases, each once.

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use skysail_yaml::Node;
 
-use super::search::{CapacitySearch, CapacityTrial, MOST, with_sidecars};
+use super::{
+    arguments,
+    search::{CapacitySearch, CapacityTrial, MOST, with_sidecars},
+};
 use crate::{
     control::ControlArgs,
     dns::DnsArgs,
@@ -87,7 +90,7 @@ struct CommandAcceptance {
 #[serde(deny_unknown_fields)]
 pub(super) struct CommandSize {
     pub(super) rounds: u32,
-    /// Replaces the arguments of all cases.
+    /// Options that replace those of all cases, or are added to them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     arguments: Option<String>,
     /// Names of the cases that are measured. Absent: all.
@@ -165,9 +168,19 @@ impl CommandScenario {
         Ok(scenario)
     }
 
+    /// Fails if the scenario has no size of this name.
+    pub(in crate::scenario) fn check_size(&self, size: SizeName) -> anyhow::Result<()> {
+        self.sizes.check(&self.name, size)
+    }
+
     /// Returns the name of the benchmark, which is a subcommand of `skysail bench`.
     pub(super) fn benchmark(&self) -> &'static str {
         if self.study == Study::Dns { "dns" } else { "control" }
+    }
+
+    /// Returns true if the benchmark starts an Envoy too.
+    pub(in crate::scenario) fn has_envoy(&self) -> bool {
+        self.study == Study::Dns
     }
 
     /// Returns the cases of a run of this size.
@@ -176,7 +189,10 @@ impl CommandScenario {
         let is_measured = |case: &&CommandCase| cases.as_ref().is_none_or(|names| names.contains(&case.name));
         let of = |case: &CommandCase| CommandCase {
             name: case.name.clone(),
-            arguments: arguments.as_ref().unwrap_or(&case.arguments).clone(),
+            arguments: arguments.as_ref().map_or_else(
+                || case.arguments.clone(),
+                |of_size| arguments::merged(&case.arguments, of_size),
+            ),
             search: case.search.as_ref().map(|search| search.up_to(*search_to)),
         };
         self.cases.iter().filter(is_measured).map(of).collect()
@@ -208,11 +224,14 @@ impl CommandScenario {
         let figures = CommandMeasure::ALL.iter().flat_map(|group| group.figures());
         check_limits(&self.acceptance.limits, figures.clone(), &names, "case")?;
         check_published(&self.published, figures)?;
-        for (name, size) in [("default", &self.sizes.default), ("tiny", &self.sizes.tiny)] {
+        for (name, size) in self.sizes.all() {
             let field = |field: &str| format!("sizes.{name}.{field}");
             within(&field("rounds"), f64::from(size.rounds), 1.0, f64::from(MAX_ROUNDS))?;
             if let Some(arguments) = &size.arguments {
-                self.check_arguments(&field("arguments"), arguments)?;
+                for case in &self.cases {
+                    let merged = arguments::merged(&case.arguments, arguments);
+                    self.check_arguments(&field("arguments"), &merged)?;
+                }
             }
             within(&field("search_to"), f64::from(size.search_to.unwrap_or(1)), 1.0, 200_000.0)?;
             if let Some(cases) = &size.cases {
@@ -231,7 +250,10 @@ impl CommandScenario {
             _ => ControlArgs::parse(arguments).map(|args| args.is_plain()),
         };
         let is_plain = fits.map_err(|error| (field.to_owned(), error))?;
-        ensure(is_plain, field, || "must not have --hostile, --skysail, --result and --output".to_owned())
+        ensure(is_plain, field, || {
+            "must not have --hostile, --skysail, --istiod, --kubeconfig, --no-envoy, --result and --output"
+                .to_owned()
+        })
     }
 }
 

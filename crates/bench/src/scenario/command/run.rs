@@ -1,11 +1,6 @@
 //! Takes the turns of a scenario of another benchmark, each in a process of its own.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    process::Stdio,
-};
+use std::{collections::BTreeMap, ffi::OsStr, fs, path::PathBuf, process::Stdio};
 
 use anyhow::{Context as _, bail};
 use serde_json::Value;
@@ -25,7 +20,7 @@ use crate::{
     },
 };
 
-/// Takes all turns. A signal ends them early. `skysail` is the program to measure.
+/// Takes all turns. A signal ends them early. `peers` has the program to measure, and Envoy's if it takes part.
 ///
 /// # Errors
 /// This program's file cannot be found.
@@ -33,7 +28,7 @@ pub(in crate::scenario) fn run(
     scenario: CommandScenario,
     size: SizeName,
     rounds: Option<u32>,
-    skysail: &Path,
+    peers: &[(Peer, PathBuf)],
     machine: Machine,
 ) -> anyhow::Result<CaseResult<CommandScenario>> {
     let of_size = scenario.sizes.of(size);
@@ -44,13 +39,22 @@ pub(in crate::scenario) fn run(
         warmup: 0.0,
     };
     let (driver, benchmark) = (std::env::current_exe()?, scenario.benchmark());
-    let peers: [(Peer, PathBuf); 1] = [(Peer::Skysail, skysail.to_owned())];
+    let program = |peer: Peer| peers.iter().find(|(of, _)| *of == peer).map(|(_, program)| program);
+    let mut programs: Vec<&OsStr> = Vec::new();
+    if let Some(skysail) = program(Peer::Skysail) {
+        programs.extend([OsStr::new("--skysail"), skysail.as_os_str()]);
+    }
+    match program(Peer::Envoy) {
+        Some(envoy) => programs.extend([OsStr::new("--envoy"), envoy.as_os_str()]),
+        None if scenario.has_envoy() => programs.push(OsStr::new("--no-envoy")),
+        None => {}
+    }
     let run = async |arguments: &str| {
         let mut command = Command::new(&driver);
         command.args(["bench", benchmark]).args(arguments.split_whitespace());
-        measure(command.arg("--skysail").arg(skysail)).await
+        measure(command.args(&programs)).await
     };
-    cases::run(scenario, size, settings, (machine, &peers), async |case, _, _| {
+    cases::run(scenario, size, settings, (machine, peers), async |case, _, _| {
         let CommandCase { arguments, search, .. } = case;
         match search {
             None => run(arguments).await,

@@ -52,7 +52,7 @@ fn arguments_are_those_of_the_benchmark() {
     let tiny = scenario(SMALL).unwrap().cases(SizeName::Tiny);
     let tiny: Vec<(&str, &str)> =
         tiny.iter().map(|case| (CommandScenario::name(case), case.arguments.as_str())).collect();
-    assert_eq!(tiny, [("churn", "--sidecars 2")]);
+    assert_eq!(tiny, [("churn", "--sidecars 2 --churn 50")]);
 }
 
 #[test]

@@ -129,6 +129,11 @@ impl GenerationScenario {
         Ok(scenario)
     }
 
+    /// Fails if the scenario has no size of this name.
+    pub(in crate::scenario) fn check_size(&self, size: SizeName) -> anyhow::Result<()> {
+        self.sizes.check(&self.name, size)
+    }
+
     /// Returns the inputs of a run of this size.
     pub(super) fn inputs(&self, size: SizeName) -> Vec<GenerationInput> {
         let most = self.sizes.of(size).services.unwrap_or(u32::MAX);
@@ -165,7 +170,7 @@ impl GenerationScenario {
         distinct("measure", &self.measure, GenerationMeasure::ALL.len())?;
         let figures = GenerationMeasure::ALL.iter().flat_map(|group| group.figures());
         check_limits(&self.acceptance.limits, figures, &names, "input")?;
-        for (name, size) in [("default", &self.sizes.default), ("tiny", &self.sizes.tiny)] {
+        for (name, size) in self.sizes.all() {
             let field = |field: &str| format!("sizes.{name}.{field}");
             within(&field("rounds"), f64::from(size.rounds), 1.0, f64::from(MAX_ROUNDS))?;
             within(&field("seconds"), size.seconds, 0.0, 3_600.0)?;

@@ -6,7 +6,11 @@ use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 use skysail_yaml::Node;
 
-use super::phases::{self, PhaseInput};
+use super::{
+    phases::{self, PhaseInput},
+    size::{self, MeshSize},
+    telemetry::{self, MeshTelemetry, OF_TELEMETRY},
+};
 use crate::{
     graph::{GraphDeployment, MeshPolicies},
     mesh::{MeshMeasurement, MeshPart},
@@ -68,13 +72,15 @@ pub(super) struct MeshInput {
     pub(super) graph: String,
     #[serde(default)]
     pub(super) policies: MeshPolicies,
+    #[serde(default, skip_serializing_if = "MeshTelemetry::is_metrics")]
+    pub(super) telemetry: MeshTelemetry,
     /// Requests per second of the client, due at even intervals. The graph multiplies them.
     pub(super) rate: u32,
     /// Connections of the client.
     pub(super) connections: u32,
     /// Phases of the load, in their order. None: a single one without a name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    phases: Vec<PhaseInput>,
+    pub(super) phases: Vec<PhaseInput>,
 }
 
 /// A group of figures.
@@ -93,23 +99,6 @@ pub(in crate::scenario) enum MeshMeasure {
     Cost,
     /// Time until the mesh is ready.
     Start,
-}
-
-/// Number and duration of turns, and size of the meshes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct MeshSize {
-    pub(super) rounds: u32,
-    /// Duration of the measurement in each turn, in seconds.
-    pub(super) seconds: f64,
-    /// Duration of the load before the measurement, in seconds.
-    pub(super) warmup: f64,
-    /// Maximum rate of the client. Absent: those of the meshes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    rate: Option<u32>,
-    /// Replaces the graphs of all meshes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    graph: Option<String>,
 }
 
 /// A phase of a mesh with the sidecars of a peer, or without sidecars.
@@ -165,8 +154,9 @@ impl MeshMeasure {
             figure("errors_504_percent", "504 %", 1.0, 2),
             figure("errors_other_percent", "other %", 1.0, 2),
         ];
-        const CPU: [Figure; 4] = [
+        const CPU: [Figure; 5] = [
             figure("cpu_sidecars_us_per_request", "sidecars CPU µs", 1.0, 0),
+            figure(OF_TELEMETRY, "of it telemetry µs", 1.0, 0),
             figure("cpu_services_us_per_request", "services CPU µs", 1.0, 0),
             figure("cpu_idle_sidecar_us_per_second", "idle sidecar µs/s", 1.0, 0),
             figure("cpu_control_percent", "control CPU %", 1.0, 2),
@@ -197,6 +187,11 @@ impl MeshScenario {
         Ok(scenario)
     }
 
+    /// Fails if the scenario has no size of this name.
+    pub(in crate::scenario) fn check_size(&self, size: SizeName) -> anyhow::Result<()> {
+        self.sizes.check(&self.name, size)
+    }
+
     /// Returns the cases of a run: the phases of each mesh without sidecars, then with those of each peer.
     pub(super) fn cases(&self, size: SizeName, peers: &[Peer]) -> Vec<MeshCase> {
         let size = self.sizes.of(size);
@@ -206,18 +201,16 @@ impl MeshScenario {
             let phase = phase.map(|phase| phase.name.clone());
             MeshCase {
                 name: phase.iter().fold(name, |name, phase| format!("{name}/{phase}")),
-                mesh: MeshInput {
-                    graph: size.graph.as_ref().unwrap_or(&mesh.graph).clone(),
-                    rate: mesh.rate.min(size.rate.unwrap_or(u32::MAX)),
-                    ..mesh.clone()
-                },
+                mesh: size.of(mesh),
                 peer,
                 phase,
             }
         };
         let mut cases = Vec::new();
-        for mesh in &self.meshes {
-            for peer in &peers {
+        for mesh in self.meshes.iter().filter(|mesh| size.has(&mesh.name)) {
+            // Without sidecars there is no telemetry to leave out.
+            let has_turn = |peer: &&Option<Peer>| peer.is_some() || mesh.telemetry.is_metrics();
+            for peer in peers.iter().filter(has_turn) {
                 match mesh.phases.is_empty() {
                     true => cases.push(of(mesh, *peer, None)),
                     false => cases.extend(mesh.phases.iter().map(|phase| of(mesh, *peer, Some(phase)))),
@@ -241,7 +234,7 @@ impl MeshScenario {
             is_name(&field("name"), &mesh.name)?;
             let graph = graph(&field("graph"), &mesh.graph)?;
             within(&field("rate"), f64::from(mesh.rate), 1.0, 1e5)?;
-            within(&field("connections"), f64::from(mesh.connections), 1.0, 1_024.0)?;
+            within(&field("connections"), f64::from(mesh.connections), 1.0, size::MAX_CONNECTIONS)?;
             phases::check(&format!("meshes[{index}]"), &mesh.phases)?;
             phases::check_services(&format!("meshes[{index}]"), &mesh.phases, &graph)?;
         }
@@ -252,12 +245,20 @@ impl MeshScenario {
         let cases: Vec<&str> = cases.iter().map(|case| case.name.as_str()).collect();
         self.acceptance.check(figures.clone(), &cases)?;
         check_published(&self.published, figures)?;
-        for (name, size) in [("default", &self.sizes.default), ("tiny", &self.sizes.tiny)] {
+        for (name, size) in self.sizes.all() {
             let field = |field: &str| format!("sizes.{name}.{field}");
             within(&field("rounds"), f64::from(size.rounds), 1.0, f64::from(MAX_ROUNDS))?;
             within(&field("seconds"), size.seconds, 0.1, 3_600.0)?;
             within(&field("warmup"), size.warmup, 0.1, 3_600.0)?;
             within(&field("rate"), f64::from(size.rate.unwrap_or(1)), 1.0, 1e5)?;
+            size.check(&format!("sizes.{name}"), &self.meshes)?;
+            for (of_mesh, sized) in &size.meshes {
+                let Some(of_mesh_graph) = &sized.graph else { continue };
+                let graph = graph(&field(&format!("meshes.{of_mesh}.graph")), of_mesh_graph)?;
+                for mesh in self.meshes.iter().filter(|mesh| mesh.name == *of_mesh) {
+                    phases::check_services(&field(&format!("meshes.{of_mesh}")), &mesh.phases, &graph)?;
+                }
+            }
             let Some(of_size) = &size.graph else { continue };
             let graph = graph(&field("graph"), of_size)?;
             for (index, mesh) in self.meshes.iter().enumerate() {
@@ -478,6 +479,16 @@ impl CaseStudy for MeshScenario {
         metrics
     }
 
+    fn reference<'a>(case: &MeshCase, cases: &'a [MeshCase]) -> Option<&'a str> {
+        telemetry::reference(case, cases).map(|case| case.name.as_str())
+    }
+
+    fn relative(measured: &MeshMeasurement, without: &MeshMeasurement) -> BTreeMap<String, f64> {
+        let cpu = |of: &MeshMeasurement| Self::metrics(of).remove("cpu_sidecars_us_per_request");
+        let of_telemetry = cpu(measured).zip(cpu(without)).map(|(with, without)| with - without);
+        of_telemetry.map(|cost| (OF_TELEMETRY.to_owned(), cost)).into_iter().collect()
+    }
+
     fn legend(&self, report: &CaseReport<Self>) -> Vec<String> {
         let rounds = report.settings.rounds;
         let mut lines = vec![
@@ -516,7 +527,14 @@ impl CaseStudy for MeshScenario {
                 .iter()
                 .map(|of| format!("Not available: {}, because {}.", of.system, of.reason)),
         );
+        if self.meshes.iter().any(|mesh| !mesh.telemetry.is_metrics()) {
+            lines.push(telemetry::LEGEND.to_owned());
+        }
         lines.extend(self.scales(report));
+        lines.extend(self.sizes.all().filter_map(|(name, _)| {
+            size::scale(name, &self.cases(name, &self.peers), &report.settings.cases)
+        }));
+
         lines
     }
 

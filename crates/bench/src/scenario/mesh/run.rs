@@ -40,7 +40,8 @@ pub(in crate::scenario) fn run(
     };
     cases::run_groups(scenario, size, settings, (machine, peers), is_group, async |cases, warmup, window| {
         let Some(MeshCase { mesh: of, peer, .. }) = cases.first() else { return Ok(Vec::new()) };
-        let deployment = GraphDeployment::new(&of.graph, of.policies)?;
+        let mut deployment = GraphDeployment::new(&of.graph, of.policies)?;
+        deployment.objects.push_str(of.telemetry.objects());
         let sidecars = peer.and_then(|peer| Some((peer, program(peer)?)));
         let programs = MeshPrograms { skysail: skysail.clone(), sidecars };
         let load = MeshLoad { rate: of.rate, connections: of.connections, warmup, window };

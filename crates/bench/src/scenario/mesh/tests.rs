@@ -119,7 +119,13 @@ fn fields_out_of_bounds_are_refused_with_their_line() {
         ("name: strict", "name: tree", "5: meshes: must have 1 to 16 values, each once"),
         ("policies: restricted", "policies: open", "7: meshes[1].policies: unknown variant `open`"),
         ("rate: 50", "rate: 0", "7: meshes[1].rate: 0 must be from 1 to 100000"),
-        ("connections: 4", "connections: 2000", "7: meshes[1].connections: 2000 must be from 1 to 1024"),
+        ("connections: 4", "connections: 9000", "7: meshes[1].connections: 9000 must be from 1 to 8192"),
+        ("rate: 70,", "rate: 70, only: [other],", "16: sizes.tiny.only[0]: must be one of tree, strict"),
+        (
+            "rate: 70,",
+            "rate: 70, meshes: {other: {rate: 5}},",
+            "16: sizes.tiny.meshes.other: must be one of tree, strict",
+        ),
         (
             "skysail, envoy",
             "skysail, nginx",
@@ -256,7 +262,21 @@ fn tables_and_page_show_meshes_and_what_others_published() {
     assert!(others.contains(scale), "{others}");
     let mut figures = 0;
     let page = crate::html::document("x", &section(&all, &mut figures));
-    assert_eq!((page.matches("<svg ").count(), figures), (14, 14), "seven plots for two meshes");
+    assert_eq!((page.matches("<svg ").count(), figures), (18, 8), "nine plots in four groups for two meshes");
+    for text in [
+        r#"<rect class="none""#,
+        r#"<rect class="peer0""#,
+        r#"<rect class="peer1""#,
+        r#"<span class="key peer0"></span>skysail</li>"#,
+        r#"<span class="key peer1"></span>envoy</li>"#,
+        ">Time until the mesh is ready, s</text>",
+        ">P99.9 of latency, ms</text>",
+        "<dt>tree</dt><dd>mesh: ",
+        r#"<circle class="published"#,
+        ">Other 2 [2]</text>",
+    ] {
+        assert!(page.contains(text), "{text}: {page}");
+    }
     for outside in ["<script", "src=", "href=", "url(", "@import", "http://", "https://", "NaN", "inf"] {
         assert!(!page.contains(outside), "{outside}");
     }
@@ -275,4 +295,24 @@ fn a_result_can_be_read_again_and_only_own_cases_are_compared() {
     let of = |case: &str| rows.iter().find(|row| row.case == case && row.metric == "latency_p50_us").unwrap();
     assert_eq!(of("tree/skysail").verdict, Verdict::Worse);
     assert_eq!(of("strict/skysail").verdict, Verdict::Same);
+}
+
+#[test]
+fn telemetry_costs_the_difference_to_the_same_mesh_without_it() {
+    let text = SMALL.replacen(
+        "  - {name: strict,",
+        "  - {name: plain, graph: tree --levels 2, telemetry: none, rate: 100, connections: 8}\n  - {name: strict,",
+        1,
+    );
+    let scenario = scenario(&text).unwrap();
+    let cases = scenario.cases(SizeName::Default, &[Peer::Skysail]);
+    let names: Vec<&str> = cases.iter().map(MeshScenario::name).collect();
+    assert_eq!(names, ["tree/none", "tree/skysail", "plain/skysail", "strict/none", "strict/skysail"]);
+    let references: Vec<_> = cases.iter().map(|case| MeshScenario::reference(case, &cases)).collect();
+    assert_eq!(references, [None, Some("plain/skysail"), None, None, None]);
+    let [with, without] = [1.5, 1.0].map(|factor| measurement(Some(Peer::Skysail), factor, 0));
+    // 60,000 and 40,000 µs/s in 10 s with 4,000 requests.
+    let expected = BTreeMap::from([("cpu_telemetry_us_per_request".to_owned(), 50.0)]);
+    assert_eq!(MeshScenario::relative(&with, &without), expected);
+    assert!(MeshScenario::relative(&measurement(None, 1.0, 0), &without).is_empty());
 }

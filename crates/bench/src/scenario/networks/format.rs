@@ -112,6 +112,11 @@ impl NetworksScenario {
         Ok(scenario)
     }
 
+    /// Fails if the scenario has no size of this name.
+    pub(in crate::scenario) fn check_size(&self, size: SizeName) -> anyhow::Result<()> {
+        self.sizes.check(&self.name, size)
+    }
+
     /// Returns the settings of a run. `rounds` replaces the number in the file.
     pub(super) fn settings(&self, size: SizeName, rounds: Option<u32>) -> LatencySettings {
         self.load.settings(self.sizes.of(size), rounds, self.configuration.workers)

@@ -4,7 +4,6 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use super::NetworksScenario;
 use crate::{
-    access_log::AccessLog,
     latency,
     network::NotAvailable,
     peers::Peer,
@@ -49,8 +48,8 @@ pub(in crate::scenario) fn run(
             hosts.ok_or_else(|| anyhow::anyhow!("the scenario has no network {}", case.network))??;
         let setup = Setup { hosts, ..setup.clone() };
         let topology = if case.peer.is_some() { Topology::BothSidecars } else { Topology::Baseline };
-        let series = Series { topology, peer: case.peer, access_log: AccessLog::None };
-        let (shape, load) = latency::shape_and_load(&of_run, series, case.connections);
+        let series = Series { topology, peer: case.peer, ..Series::BASELINE };
+        let (shape, load) = latency::shape_and_load(&of_run, series, case.connections)?;
         let program = peers.iter().find(|(peer, _)| Some(*peer) == case.peer);
         let program = program.map(|(peer, program)| (*peer, program.as_path()));
         topology::measure(&setup, shape, program, load).await

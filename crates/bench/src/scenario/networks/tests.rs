@@ -153,11 +153,25 @@ fn tables_and_page_name_networks_that_the_machine_lacks() {
     let page = crate::html::document("x", &section(&all, &mut figures));
     assert_eq!(
         (page.matches("<svg ").count(), figures),
-        (6, 6),
-        "three plots for two numbers of connections"
+        (12, 6),
+        "four percentiles, CPU and memory for two numbers of connections"
     );
-    assert!(page.contains(">P90 µs</text>") && page.contains(">P99 µs</text>"), "one plot of both");
-    assert!(!page.contains(">secret/skysail/16</text>") && page.contains(">flat/skysail/16</text>"));
+    for text in [
+        ">P50 of latency</text>",
+        ">P90 of latency, µs</text>",
+        ">P99 of latency, µs</text>",
+        ">P99.9 of latency, µs</text>",
+        "Latency from when requests were due, µs: 16 connections",
+        "<dt>secret</dt><dd>network between pods: ",
+        "bandwidth 10 Mbit/s",
+        r#"<rect class="peer0""#,
+        r#"<span class="key none part1"></span>paler: CPU time of client and server</li>"#,
+        ">CPU time of all sidecars: Other [1]</text>",
+        "published, not measured here",
+    ] {
+        assert!(page.contains(text), "{text}: {page}");
+    }
+    assert!(!page.contains(">secret</text>") && page.contains(">flat</text>"), "{page}");
     assert!(page.contains("Not available on this machine: the network secret needs &lt;WireGuard&gt;."));
     for outside in ["<script", "src=", "href=", "url(", "@import", "http://", "https://", "NaN", "inf"] {
         assert!(!page.contains(outside), "{outside}");
