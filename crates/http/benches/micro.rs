@@ -3,7 +3,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panic")]
 
-use std::{hint::black_box, time::Duration};
+#[path = "../../../benchmarks/micro.rs"]
+mod settings;
+
+use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use skysail_http::{
@@ -24,14 +27,7 @@ const BODY: usize = 64 << 10;
 const CHUNK: usize = 4 << 10;
 
 fn main() {
-    // The baseline was measured with these settings.
-    let settings = Criterion::default()
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(1))
-        .sample_size(50)
-        .nresamples(10_000)
-        .without_plots();
-    let mut criterion = settings.configure_from_args();
+    let mut criterion = settings::criterion();
     parse_heads(&mut criterion);
     write_heads(&mut criterion);
     decode_chunks(&mut criterion);

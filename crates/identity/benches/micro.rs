@@ -3,6 +3,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panic")]
 
+#[path = "../../../benchmarks/micro.rs"]
+mod settings;
+
 use std::{
     hint::black_box,
     time::{Duration, SystemTime},
@@ -21,14 +24,7 @@ use skysail_identity::{
 const LIFETIME: Duration = Duration::from_hours(24);
 
 fn main() {
-    // The baseline was measured with these settings.
-    let settings = Criterion::default()
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(1))
-        .sample_size(50)
-        .nresamples(10_000)
-        .without_plots();
-    let mut criterion = settings.configure_from_args();
+    let mut criterion = settings::criterion();
     certificates(&mut criterion);
     tokens(&mut criterion);
     criterion.final_summary();

@@ -3,7 +3,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panic")]
 
-use std::{fmt::Write as _, hint::black_box, time::Duration};
+#[path = "../../../benchmarks/micro.rs"]
+mod settings;
+
+use std::{fmt::Write as _, hint::black_box};
 
 use criterion::{BatchSize, BenchmarkId, Criterion};
 use serde_json::json;
@@ -19,14 +22,7 @@ const NAMESPACES: u16 = 10;
 const FILE: &str = "mesh.yaml";
 
 fn main() {
-    // The baseline was measured with these settings.
-    let settings = Criterion::default()
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(1))
-        .sample_size(30)
-        .nresamples(10_000)
-        .without_plots();
-    let mut criterion = settings.configure_from_args();
+    let mut criterion = settings::criterion();
     parse_objects(&mut criterion);
     change(&mut criterion);
     compile_resources(&mut criterion);

@@ -3,6 +3,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panic")]
 
+#[path = "../../../benchmarks/micro.rs"]
+mod settings;
+
 use std::{
     hint::black_box,
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -41,14 +44,7 @@ const PATH: &str = "/api/v1/products/42?limit=20";
 const NOW: u64 = 1_800_000_000;
 
 fn main() {
-    // The baseline was measured with these settings.
-    let settings = Criterion::default()
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(1))
-        .sample_size(50)
-        .nresamples(10_000)
-        .without_plots();
-    let mut criterion = settings.configure_from_args();
+    let mut criterion = settings::criterion();
     check_rbac(&mut criterion);
     find_route(&mut criterion);
     check_jwt(&mut criterion);

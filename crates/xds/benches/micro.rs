@@ -3,6 +3,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panic")]
 
+#[path = "../../../benchmarks/micro.rs"]
+mod settings;
+
 use std::{
     future::pending,
     hint::black_box,
@@ -10,7 +13,6 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
 };
 
 use bytes::Bytes;
@@ -45,14 +47,7 @@ const PUSHED: usize = 200;
 const BODY: usize = 500;
 
 fn main() {
-    // The baseline was measured with these settings.
-    let settings = Criterion::default()
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(1))
-        .sample_size(50)
-        .nresamples(10_000)
-        .without_plots();
-    let mut criterion = settings.configure_from_args();
+    let mut criterion = settings::criterion();
     encode(&mut criterion);
     edit(&mut criterion);
     find(&mut criterion);

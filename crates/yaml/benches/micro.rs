@@ -1,6 +1,9 @@
 //! Times of the YAML parser, by the size of its input in kilobytes. `skysail bench micro` compares them with a baseline.
 
-use std::{hint::black_box, time::Duration};
+#[path = "../../../benchmarks/micro.rs"]
+mod settings;
+
+use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use skysail_yaml::{documents, objects};
@@ -9,14 +12,7 @@ use skysail_yaml::{documents, objects};
 const SIZES: [usize; 2] = [10, 100];
 
 fn main() {
-    // The baseline was measured with these settings.
-    let settings = Criterion::default()
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(1))
-        .sample_size(50)
-        .nresamples(10_000)
-        .without_plots();
-    let mut criterion = settings.configure_from_args();
+    let mut criterion = settings::criterion();
     parse(&mut criterion);
     to_json(&mut criterion);
     criterion.final_summary();
