@@ -4,7 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::{destination_rule::WorkloadSelector, security::TargetRef, value::Duration};
+use super::{
+    destination_rule::WorkloadSelector,
+    security::TargetRef,
+    value::{Duration, is_header_name},
+};
 
 /// `spec` of a Telemetry.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -107,12 +111,9 @@ impl CustomTag {
             self.header.is_some(),
             self.formatter.is_some(),
         ];
-        let is_filled = |of: &Option<NamedTag>| of.as_ref().is_none_or(|of| !of.name.is_empty());
-        let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
         kinds.iter().filter(|is_set| **is_set).count() == 1
-            && is_filled(&self.environment)
-            && is_filled(&self.header)
-            && self.header.as_ref().is_none_or(|of| of.name.bytes().all(is_token))
+            && self.environment.as_ref().is_none_or(|of| !of.name.is_empty())
+            && self.header.as_ref().is_none_or(|of| is_header_name(&of.name))
     }
 
     /// Returns the size of the texts in bytes.

@@ -85,6 +85,12 @@ impl<'de> Deserialize<'de> for Duration {
     }
 }
 
+/// Returns whether a text can be the name of a header. Source: RFC 9110, section 5.6.2.
+pub(crate) fn is_header_name(name: &str) -> bool {
+    let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    !name.is_empty() && name.bytes().all(is_token)
+}
+
 impl StringMatch {
     /// Returns the text to compare with; empty for [`Self::Present`].
     pub fn text(&self) -> &str {

@@ -68,6 +68,7 @@ use crate::{
     api::{
         Duration, MeshConfig, StringMatch,
         mesh_config::{DefaultTrafficPolicy, LogEncoding, OutboundMode},
+        value::is_header_name,
     },
     diagnostic::Severity,
 };
@@ -328,8 +329,7 @@ fn is_label_text(part: &str, loose: bool) -> bool {
 
 /// Checks the name of a header, RFC 9110 section 5.1.
 fn header_name(name: &str, field: &str, findings: &mut Findings) {
-    let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
-    if name.is_empty() || !name.bytes().all(token) {
+    if !is_header_name(name) {
         let remedy = "use letters, digits and '-'";
         findings.add(Code::InvalidHeader, field, format!("{name:?} is not a valid header name"), remedy);
     }
