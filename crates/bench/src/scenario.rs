@@ -57,6 +57,9 @@ struct ScenarioResult {
     size: SizeName,
     /// Conditions of the scenario that the result does not meet.
     violations: Vec<String>,
+    /// Flame graphs were recorded in the first round, which costs CPU time. `bench diff` and the site do not use the result.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    perf: bool,
     #[serde(flatten)]
     report: LatencyReport,
 }

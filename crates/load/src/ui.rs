@@ -102,7 +102,7 @@ struct Run {
     phase: RunPhase,
 }
 
-/// What is known about a run.
+/// State of a run, and its results so far.
 enum RunPhase {
     Running {
         args: Arc<LoadArgs>,

@@ -169,6 +169,13 @@ pub(crate) fn diff(args: &DiffArgs) -> anyhow::Result<bool> {
         |file: &Path| read(file)?.with_context(|| format!("{} is not a result of bench run", file.display()));
     match (of(&args.first)?, of(&args.second)?) {
         (AnyResult::Traffic(first), AnyResult::Traffic(second)) => {
+            for (file, result) in [(&args.first, &first), (&args.second, &second)] {
+                ensure!(
+                    !result.perf,
+                    "{} was measured with --perf, which costs CPU time; measure without it",
+                    file.display()
+                );
+            }
             let rows = compare(&first, &second, args.relative_to, args.bounds())?;
             for difference in differences(&first, &second) {
                 stdio::print_error(difference);

@@ -215,7 +215,8 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<bool> {
             args.perf.as_ref().map(|folder| path::absolute(folder.join(&scenario.name))).transpose()?;
         latency::take_turns(&mut report, &peers, &Setup { perf, ..stage.setup.clone() })?;
         let violations = violations(&scenario, args.size, &report);
-        let result = ScenarioResult { scenario, size: args.size, violations, report };
+        let perf = args.perf.is_some();
+        let result = ScenarioResult { scenario, size: args.size, violations, perf, report };
         let output = args.environment.output;
         let file = publish(&result, file, output, &result.violations, || table::markdown(&result))?;
         write_beside(&file, "csv", &csv::write(&result))?;

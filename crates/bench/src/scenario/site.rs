@@ -41,8 +41,8 @@ struct ResultFacts<'a> {
     size: SizeName,
 }
 
-/// Writes the site of all results in these folders and in the folders directly in them. Results of the size `tiny` are
-/// left out.
+/// Writes the site of all results in these folders and in the folders directly in them. Results of other sizes than
+/// `default`, and those with flame graphs, are left out.
 ///
 /// # Errors
 /// There is no result, or a file cannot be read or written.
@@ -51,7 +51,7 @@ pub(super) fn write(folders: &[PathBuf], site: &Path) -> anyhow::Result<()> {
     for folder in folders {
         for stored in results_below(folder)? {
             let facts = stored.facts();
-            if facts.size == SizeName::Default {
+            if facts.size == SizeName::Default && !stored.has_perf() {
                 by_name.entry(facts.name.to_owned()).or_default().push(stored);
             }
         }
@@ -134,6 +134,10 @@ fn short(commit: &str) -> String {
 }
 
 impl StoredResult {
+    fn has_perf(&self) -> bool {
+        matches!(&self.result, AnyResult::Traffic(result) if result.perf)
+    }
+
     fn facts(&self) -> ResultFacts<'_> {
         match &self.result {
             AnyResult::Traffic(result) => {

@@ -120,7 +120,7 @@ pub(super) fn result(factor: impl Fn(Option<Peer>) -> f64) -> ScenarioResult {
     };
     report.summarize();
     let violations = run::violations(&scenario, SizeName::Default, &report);
-    ScenarioResult { scenario, size: SizeName::Default, violations, report }
+    ScenarioResult { scenario, size: SizeName::Default, violations, perf: false, report }
 }
 
 #[test]

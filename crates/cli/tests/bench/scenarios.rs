@@ -179,6 +179,10 @@ fn flame_graphs_of_the_sidecars_are_drawn_where_perf_is_permitted() {
     let probe = std::process::Command::new("perf").args(probe).current_dir(folder.path()).output();
     if probe.is_ok_and(|output| output.status.success()) {
         tiny_with(folder.path(), "latency-ingress", &["--perf", "perf"]);
+        let file = "results/latency-ingress.json";
+        let compared = bench(folder.path(), &["diff", file, file]);
+        let errors = String::from_utf8_lossy(&compared.stderr);
+        assert!(!compared.status.success() && errors.contains("was measured with --perf"), "{errors}");
         for sidecar in ["gateway-proxy", "server-proxy"] {
             let name = format!("perf/latency-ingress-ingress-skysail-2-{sidecar}.svg");
             let svg = std::fs::read_to_string(folder.path().join(name)).unwrap();

@@ -94,8 +94,8 @@ impl Change {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// Returns whether the change can be made: whether its gateways, and certificates for them, exist. In a cluster, the
-    /// mesh configuration may be somebody's, and the kinds of Skysail may be absent.
+    /// Returns whether the change can be made: whether its gateways, and certificates for them, exist. A cluster may have a
+    /// mesh configuration already, and may lack the kinds of Skysail.
     pub(crate) fn is_possible(self, is_large: bool, has_tls: bool, in_cluster: bool) -> bool {
         match self {
             Self::MeshConfig | Self::RateLimitPolicy => !in_cluster,
