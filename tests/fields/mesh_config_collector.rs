@@ -209,7 +209,7 @@ impl<const NAME: usize> Service<http::Request<Body>> for Any<NAME> {
     }
 }
 
-/// Records a request after each piece of its body, and returns the body in a header.
+/// Records a request after each piece of its body, and returns a body of text in a header.
 async fn accept(request: http::Request<Body>) -> http::Response<Body> {
     let (head, mut body) = request.into_parts();
     let path = head.uri.path().to_owned();
@@ -224,9 +224,12 @@ async fn accept(request: http::Request<Body>) -> http::Response<Body> {
     let whole = String::from_utf8_lossy(&whole);
     Record::new(format!("{path}{slow} {whole}")).answer().await;
     let asked = head.headers.get("x-ask").and_then(|value| value.to_str().ok()).unwrap_or_default();
+    // The body of a call is no valid header value.
+    let verdict = http::HeaderValue::from_str(&format!("{whole} {asked}"));
+    let verdict = verdict.unwrap_or(http::HeaderValue::from_static("invalid"));
     let response = http::Response::builder()
         .status(if path.contains("deny") { 403 } else { 200 })
-        .header("x-verdict", format!("{whole} {asked}"))
+        .header("x-verdict", verdict)
         .header("content-type", "application/grpc")
         .header("grpc-status", "0");
     response.body(Body::empty()).unwrap()

@@ -31,9 +31,9 @@ fn envoys_report_to_further_tracers() {
     }
 }
 
-/// Returns the names of services in spans with a path.
-fn named(collector: &Collector, path: &str) -> Option<String> {
-    let line = collector.find(&["TraceService/Export", path, "service.name"])?;
+/// Returns the name of the service in a client's spans with a path. The spans of the server have the same path.
+fn named(collector: &Collector, client: &str, path: &str) -> Option<String> {
+    let line = collector.find(&["TraceService/Export", &format!("~{client}-"), path, "service.name"])?;
     let (_, after) = line.split_once("service.name")?;
     Some(after.chars().take(60).filter(|letter| letter.is_ascii_graphic()).collect())
 }
@@ -63,7 +63,7 @@ fn names(mesh: &Mesh, collector: &Collector) {
                 round += 1;
                 let path = format!("/{setting}/{client}/{round}");
                 check(mesh, &[client], &[get(&format!("http://api{path}"), 200, &[])]);
-                let found = eventually("spans arrive", || named(collector, &path).ok_or("none".to_owned()));
+                let found = eventually("spans arrive", || named(collector, client, &path).ok_or("none".to_owned()));
                 let has_namespace = found.contains(".shop");
                 if found.contains(name) && has_namespace == name.contains(".shop") {
                     Ok(())
