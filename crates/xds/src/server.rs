@@ -12,6 +12,7 @@ mod state;
 use std::{future::pending, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use prost::Message as _;
 use skysail_proto::envoy::pb::envoy::{config::core::v3::Node, service::discovery::v3::DiscoveryResponse};
 use tokio::{
@@ -38,6 +39,9 @@ use crate::{
 
 /// Maximum time for which listeners and routes are held back until the client requests the endpoints of new clusters.
 const ENDPOINT_WAIT: Duration = Duration::from_secs(1);
+
+/// User agent that an Envoy declares (`envoy.config.core.v3.Node.user_agent_name`).
+const ENVOY: &str = "envoy";
 
 /// Cost of a request after which the task yields to other tasks.
 const YIELD_COST: u64 = 64 << 10;
@@ -198,11 +202,12 @@ impl<V: Views> DiscoveryService<V> {
                         return Ok(OpenStream::Debug(debug_request, call));
                     }
                     let node = node(first.take_node(), &account)?;
+                    let is_envoy = node.user_agent_name == ENVOY;
                     let view = views.connect(node, R::FORM, call).await?;
                     let caller = CallerAccount::new(&account.limits, &view.identity, requests.instance());
                     let stream_account = StreamAccount::enter(Arc::clone(&account), caller)?;
                     requests.charge_to(stream_account.caller());
-                    let stream = Box::new(Stream::new(R::FORM, view, stream_account, account));
+                    let stream = Box::new(Stream::new(R::FORM, view, is_envoy, stream_account, account));
                     Ok::<_, Status>(OpenStream::Proxy(stream, (first, length)))
                 });
                 Ok(match begun.await? {
@@ -262,9 +267,15 @@ struct Stream {
 }
 
 impl Stream {
-    fn new(form: Form, view: View, stream_account: StreamAccount, account: Arc<Account>) -> Self {
+    fn new(
+        form: Form,
+        view: View,
+        is_envoy: bool,
+        stream_account: StreamAccount,
+        account: Arc<Account>,
+    ) -> Self {
         let View { resources: ResourceFeed { snapshot, interest }, report, remembered, ended, .. } = view;
-        let session = Session::new(form, interest, remembered);
+        let session = Session::new(form, interest, remembered).with_envoy(is_envoy);
         Self { session, nonces: Nonces::new(), snapshot, report, ended, stream_account, account }
     }
 
@@ -278,10 +289,19 @@ impl Stream {
         let mut next = Some(first);
         let mut held_until = None;
         loop {
-            if let Some((request, length)) = next.take()
-                && self.request(request, length)? > YIELD_COST
-            {
-                tokio::task::yield_now().await;
+            let mut end = None;
+            while let Some((request, length)) = next.take() {
+                if self.request(request, length)? > YIELD_COST {
+                    tokio::task::yield_now().await;
+                    break;
+                }
+                // Requests that have arrived together, such as the acknowledgements of several types, are applied
+                // before the next response is made.
+                match requests.next().now_or_never() {
+                    Some(Ok(Some(arrived))) => next = Some(arrived),
+                    Some(ended) => end = Some(ended.map(|_| ())),
+                    None => {}
+                }
             }
             // No response is made while the client has not read the last one.
             if responses.is_clear() {
@@ -289,6 +309,9 @@ impl Stream {
             }
             // Counted after the push, without the names that it has just sent.
             self.stream_account.set_list_bytes(self.session.list_bytes())?;
+            if let Some(end) = end {
+                return end;
+            }
             if !self.session.is_holding() {
                 held_until = None;
             } else if held_until.is_none() {

@@ -14,6 +14,9 @@ use super::{
     message::{Ask, Field, Form, Kind, Response, at, names, object, put, unsubscribed},
 };
 
+/// User agent of an Envoy. As an Envoy, a sidecar with the whole mesh applies one response before it reads the next.
+const ENVOY: &[u8] = b"envoy";
+
 /// Subscription of the sidecars.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -222,6 +225,9 @@ impl Sidecar {
         put(&mut node, 1, id.as_bytes());
         put(&mut node, 2, format!("{app}.{namespace}").as_bytes());
         put(&mut node, 3, &metadata);
+        if self.subscription(plan) == Subscription::Mesh {
+            put(&mut node, 6, ENVOY);
+        }
         node
     }
 }
@@ -269,5 +275,6 @@ fn node_of_gateway(gateway: usize) -> Vec<u8> {
     put(&mut node, 1, id.as_bytes());
     put(&mut node, 2, format!("{label}.{edge}").as_bytes());
     put(&mut node, 3, &metadata);
+    put(&mut node, 6, ENVOY);
     node
 }

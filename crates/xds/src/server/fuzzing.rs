@@ -38,12 +38,14 @@ const MAX_REQUEST: usize = 1 << 10;
 
 /// Plays a script.
 ///
-/// # Panics A client that follows the protocol ends with a missing or an extra resource.
+/// # Panics
+/// A client that follows the protocol ends with a missing or an extra resource.
 pub fn stream(script: &[u8]) {
-    let [form, script @ ..] = script else { return };
-    let form = self::form(*form);
+    let [first, script @ ..] = script else { return };
+    let first = *first;
+    let form = self::form(first);
     let kinds = kinds(form);
-    let mut model = Model::new(form);
+    let mut model = Model::new(form, is_envoy(first));
     let mut rest = script;
     while let [what, argument, after @ ..] = rest {
         rest = after;
@@ -89,6 +91,11 @@ fn form(first: u8) -> Form {
     if first.is_multiple_of(2) { Form::Delta } else { Form::Sotw }
 }
 
+/// Returns whether the client is an Envoy, which subscribes to the endpoints of each cluster when it reads the cluster.
+fn is_envoy(first: u8) -> bool {
+    first % 4 == 2
+}
+
 fn kinds(form: Form) -> &'static [Kind] {
     if form == Form::Delta { &KINDS } else { &KINDS[..4] }
 }
@@ -101,6 +108,7 @@ fn name(kind: Kind, argument: u8) -> &'static str {
 /// Both ends of a stream, and the resources.
 struct Model {
     form: Form,
+    is_envoy: bool,
     world: Layer,
     generation: u64,
     session: Session,
@@ -136,13 +144,14 @@ impl ModelType {
 }
 
 impl Model {
-    fn new(form: Form) -> Self {
+    fn new(form: Form, is_envoy: bool) -> Self {
         let interest = Arc::<Interest>::default();
         Self {
             form,
+            is_envoy,
             world: Layer::default(),
             generation: 1,
-            session: Session::new(form, Arc::clone(&interest), Arc::default()),
+            session: Session::new(form, Arc::clone(&interest), Arc::default()).with_envoy(is_envoy),
             nonces: Nonces::new(),
             interest,
             kinds: BTreeMap::new(),
@@ -239,7 +248,7 @@ impl Model {
     fn read_response(&mut self, good: bool) -> bool {
         let Some((kind, bytes)) = self.in_flight.pop_front() else { return false };
         let side = self.kinds.entry(kind).or_default();
-        let mut confirmed = Vec::new();
+        let (mut confirmed, mut clusters) = (Vec::new(), Vec::new());
         match self.form {
             Form::Delta => {
                 let response = DeltaResponse::decode(&*bytes);
@@ -258,6 +267,9 @@ impl Model {
                         confirmed.push(resource.name.clone());
                     }
                     if side.watches(kind, &resource.name) {
+                        if kind == Kind::Cluster && self.is_envoy && good {
+                            clusters.push(resource.name.clone());
+                        }
                         side.have.insert(resource.name, resource.version.into_bytes());
                     }
                 }
@@ -287,13 +299,17 @@ impl Model {
         if !confirmed.is_empty() {
             self.ask(SubscriptionRequest { kind, names: confirmed, ..SubscriptionRequest::default() });
         }
+        for cluster in clusters {
+            self.change_subscription(Kind::Endpoint, |names| names.insert(cluster));
+        }
         true
     }
 
     /// Opens a new stream, on which the client lists the versions that it has.
     fn reconnect(&mut self) {
         self.interest = Arc::default();
-        self.session = Session::new(self.form, Arc::clone(&self.interest), Arc::default());
+        let session = Session::new(self.form, Arc::clone(&self.interest), Arc::default());
+        self.session = session.with_envoy(self.is_envoy);
         self.nonces = Nonces::new();
         self.in_flight.clear();
         let form = self.form;

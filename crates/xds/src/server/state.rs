@@ -39,6 +39,7 @@
 //! | NACK (7) | In flight → Settled | none until it changes | none until it changes |
 //! | Older nonce (8) | as subscribed | names count; no ACK | dropped names → None; no more |
 //! | A cluster is sent (9) | endpoint → Due | the endpoints again | endpoints at next request |
+//! | A cluster is added, Envoy (10) | endpoint: None → Due | its endpoints | none |
 //! | Route configuration is sent (9) | hosts → Due | its virtual hosts, if `*` | as incremental |
 //!
 //! Sources: sections of the [xDS protocol](https://www.envoyproxy.io/docs/envoy/latest/api-docs/xds_protocol).
@@ -54,6 +55,9 @@
 //!    decides what is acknowledged.
 //! 9. "Resource warming": Envoy warms a changed cluster and waits for its endpoints, although they are unchanged. It
 //!    also waits for the virtual hosts of a new route configuration.
+//! 10. Our rule, for Envoys only. An Envoy that has requested listeners subscribes to the endpoints of an added cluster
+//!    while it applies that cluster, thus before it reads the next response. The endpoints are therefore sent at once,
+//!    and the subscription that follows only confirms them. Other clients may apply responses at the same time.
 //!
 //! # Order between types
 //!
@@ -157,6 +161,8 @@ pub(super) struct Session {
     debt: u64,
     /// Virtual hosts that a change assigned to authorities to which the client already subscribes.
     found: Vec<Arc<str>>,
+    /// The client is an Envoy.
+    is_envoy: bool,
 }
 
 impl Session {
@@ -172,7 +178,13 @@ impl Session {
             remembered,
             debt: 0,
             found: Vec::new(),
+            is_envoy: false,
         }
+    }
+
+    /// Sets whether the client is an Envoy.
+    pub(super) fn with_envoy(self, is_envoy: bool) -> Self {
+        Self { is_envoy, ..self }
     }
 
     /// Applies a request to its subscription.
@@ -195,7 +207,7 @@ impl Session {
         let many = request.names.iter().any(|name| name == WILDCARD || kind.is_family(name));
         let waiting = if many { 0 } else { subscription.resend.0.len() };
         let unknown = Arc::clone(&subscription.unknown.0);
-        let acknowledges = self.acknowledge(&request, report);
+        let acknowledges = self.acknowledge(&request, snapshot, report);
         // In the state of the world each request lists the whole subscription, so an empty one changes it too.
         if acknowledges || first || request.listed() > 0 || self.form == Form::Sotw {
             self.compared = None;
@@ -228,7 +240,12 @@ impl Session {
     }
 
     /// Takes the ACK or NACK in a request. Returns false if the request answers no response in flight.
-    fn acknowledge(&mut self, request: &SubscriptionRequest, report: &mut dyn FnMut(Event<'_>)) -> bool {
+    fn acknowledge(
+        &mut self,
+        request: &SubscriptionRequest,
+        snapshot: &Snapshot,
+        report: &mut dyn FnMut(Event<'_>),
+    ) -> bool {
         let subscription = &mut self.subscriptions[request.kind as usize];
         let Some(nonce) = subscription.in_flight.filter(|number| request.nonce == Nonce::Of(*number)) else {
             return false;
@@ -239,6 +256,7 @@ impl Session {
                 // A client does not request the endpoints of a cluster that it rejects.
                 if request.kind == Kind::Cluster {
                     self.holding = Vec::new();
+                    self.subscriptions[Kind::Endpoint as usize].drop_unconfirmed(snapshot);
                 }
                 report(Event::Rejected { kind: request.kind, nonce, reason });
             }
@@ -381,11 +399,14 @@ impl Session {
         let Response { changed, removed, whole } = response;
         let subscription = &mut self.subscriptions[kind as usize];
         self.nonce += 1;
+        let mut new = Vec::new();
         if kind == Kind::Cluster {
-            let new = changed.iter().filter(|resource| subscription.is_new(snapshot, &resource.name));
-            self.holding.extend(new.map(|resource| Arc::clone(&resource.name)));
+            let names = changed.iter().map(|resource| &resource.name);
+            new.extend(names.filter(|name| subscription.is_new(snapshot, name)).cloned());
+            self.holding.extend(new.iter().cloned());
             self.held = None;
         }
+        let has_all = subscription.wildcard;
         // A whole response shows by itself what is gone.
         subscription.mark_sent(snapshot, removals || whole);
         subscription.begin_response(self.nonce, snapshot.generation());
@@ -394,7 +415,12 @@ impl Session {
         let shared = snapshot.take_shared(kind, self.form, &mut resources);
         match kind {
             Kind::Cluster => {
+                let is_initialized = self.subscriptions[Kind::Listener as usize].open;
                 let endpoints = &mut self.subscriptions[Kind::Endpoint as usize];
+                if self.is_envoy && self.form == Form::Delta && has_all && is_initialized && endpoints.open {
+                    delta::add_endpoints(endpoints, &new, snapshot);
+                    endpoints.update_interest(&self.interest);
+                }
                 match self.form {
                     Form::Delta => delta::resend_endpoints(endpoints, &names),
                     Form::Sotw => sotw::resend_endpoints(endpoints, &names),

@@ -109,3 +109,9 @@ pub(super) fn resend_endpoints(endpoints: &mut Subscription, clusters: &[Arc<str
     let known = clusters.iter().filter(|name| endpoints.names.contains(name)).cloned();
     endpoints.resend.extend(known);
 }
+
+/// Adds the endpoints of added clusters to the subscription. The client confirms them by a subscription to the name.
+pub(super) fn add_endpoints(endpoints: &mut Subscription, clusters: &[Arc<str>], snapshot: &Snapshot) {
+    let known = clusters.iter().filter_map(|name| snapshot.get(Kind::Endpoint, name));
+    endpoints.add_unconfirmed(known.map(|resource| Arc::clone(&resource.name)).collect(), snapshot);
+}

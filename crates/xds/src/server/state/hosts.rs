@@ -91,7 +91,7 @@ impl Subscription {
             self.resolved.remove(name);
         }
         let hosts = self.resolve(&names, snapshot);
-        self.add_unconfirmed(hosts.clone());
+        self.add_unconfirmed(hosts.clone(), snapshot);
         hosts
     }
 
@@ -138,29 +138,18 @@ impl Subscription {
             |name: &&Arc<str>| kind.family(name).is_some_and(|family| is_new(&format!("{family}/*")));
         let hosts = remembered.iter().filter(theirs).filter_map(|name| snapshot.get(kind, name));
         let hosts = hosts.map(|resource| Arc::clone(&resource.name)).collect();
-        self.add_unconfirmed(hosts);
+        self.add_unconfirmed(hosts, snapshot);
     }
 
     /// Drops unconfirmed hosts after the client unsubscribed from a name, and adds the hosts that subscribed
     /// authorities still resolve to. The client may have forgotten an unconfirmed host, or may not accept it when it
     /// arrives.
     pub(super) fn add_resolved_again(&mut self, snapshot: &Snapshot) {
-        let unconfirmed = std::mem::take(&mut self.unconfirmed);
-        self.unsubscribe(&unconfirmed, snapshot);
+        self.drop_unconfirmed(snapshot);
         self.lookups += self.resolved.len();
         let exists = |name: &str| snapshot.get(self.kind, name).is_some();
         let resolved = self.resolved.iter().filter(|(name, host)| !exists(name) && exists(host));
         let hosts = resolved.map(|(_, host)| Arc::clone(host)).collect();
-        self.add_unconfirmed(hosts);
-    }
-
-    /// Sends these hosts as if the client had subscribed to them.
-    pub(super) fn add_unconfirmed(&mut self, mut hosts: Vec<Arc<str>>) {
-        hosts.retain(|name| !self.matches(name));
-        self.names_changed |= !hosts.is_empty();
-        self.new_names.extend(hosts.iter().cloned());
-        self.names.extend(hosts.iter().cloned());
-        self.resend.extend(hosts.iter().cloned());
-        self.unconfirmed.extend(hosts);
+        self.add_unconfirmed(hosts, snapshot);
     }
 }

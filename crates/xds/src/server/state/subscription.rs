@@ -27,7 +27,7 @@ pub(super) struct Subscription {
     /// The client subscribes to all resources.
     pub(super) wildcard: bool,
     pub(super) names: SubscribedNames,
-    /// Subset of `names` that the server added for an authority and that the client has not requested yet.
+    /// Subset of `names` that the server added, for an authority or a cluster, and that the client has not requested yet.
     pub(super) unconfirmed: SubscribedNames,
     /// Subset of `names` that no resource had when they were requested. They are held for this stream alone.
     pub(super) unknown: SubscribedNames,
@@ -175,12 +175,33 @@ impl Subscription {
             resend.extend(members.filter(|member| is_due(member)).cloned());
         }
         self.names_changed = true;
-        self.new_names.extend(named.iter().cloned());
-        self.edit_names(NameEdit::Add(&named), snapshot);
+        self.add_names(&named, snapshot);
         self.resend.extend(resend);
         if kind == Kind::VirtualHost {
             let hosts = self.resolve(&named, snapshot);
-            self.add_unconfirmed(hosts);
+            self.add_unconfirmed(hosts, snapshot);
+        }
+    }
+
+    /// Sends these resources as if the client had subscribed to them.
+    pub(super) fn add_unconfirmed(&mut self, mut names: Vec<Arc<str>>, snapshot: &Snapshot) {
+        names.retain(|name| !self.matches(name));
+        if names.is_empty() {
+            return;
+        }
+        names.sort_unstable();
+        names.dedup();
+        self.names_changed = true;
+        self.add_names(&names, snapshot);
+        self.resend.extend(names.iter().cloned());
+        self.unconfirmed.extend(names);
+    }
+
+    /// Unsubscribes from the names that the client has not requested.
+    pub(super) fn drop_unconfirmed(&mut self, snapshot: &Snapshot) {
+        let unconfirmed = std::mem::take(&mut self.unconfirmed);
+        if !unconfirmed.0.is_empty() {
+            self.unsubscribe(&unconfirmed, snapshot);
         }
     }
 
@@ -189,6 +210,14 @@ impl Subscription {
     fn repeat_removals(&mut self) {
         if self.in_flight.is_some() {
             self.cleared = self.cleared.min(self.sent);
+        }
+    }
+
+    /// Adds sorted names to the list, some of which it may have already.
+    fn add_names(&mut self, names: &[Arc<str>], snapshot: &Snapshot) {
+        if !names.iter().all(|name| self.names.contains(name)) {
+            self.new_names.extend(names.iter().cloned());
+            self.edit_names(NameEdit::Add(names), snapshot);
         }
     }
 

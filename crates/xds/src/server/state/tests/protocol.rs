@@ -251,3 +251,44 @@ fn state_of_the_world_clusters_are_sent_first_and_removed_last() {
     assert_eq!(exchange(&mut session, ask(Cluster, 10, &[]), &after), []);
     assert_eq!(exchange(&mut session, ask(Endpoint, 6, &["new"]), &after), []);
 }
+
+/// An Envoy that has requested listeners receives the endpoints of an added cluster with it. Its subscription, which
+/// follows, confirms them.
+#[test]
+fn an_envoy_receives_the_endpoints_of_an_added_cluster_at_once() {
+    let first = [(Cluster, "a", &b"1"[..]), (Endpoint, "a", b"1"), (Listener, "l", b"1")];
+    let added = [(Cluster, "b", &b"1"[..]), (Endpoint, "b", b"1"), (Listener, "m", b"1")];
+    let before = resources(&first);
+    let after = before.then(&[first, added].concat());
+    let opened = |is_envoy, kinds: &[Kind]| {
+        let mut session = Session::new(Form::Delta, Arc::default(), Arc::default()).with_envoy(is_envoy);
+        for (nonce, kind) in (1..).zip(kinds) {
+            let names: &[&str] = if *kind == Endpoint { &["a"] } else { &[] };
+            assert_eq!(exchange(&mut session, ask(*kind, 0, names), &before).len(), 1, "{kind}");
+            exchange(&mut session, ask(*kind, nonce, &[]), &before);
+        }
+        session
+    };
+    let kinds = [Cluster, Endpoint, Listener];
+    let at_once = [one(Cluster, 4, "b", ""), one(Endpoint, 5, "b", ""), one(Listener, 6, "m", "")].concat();
+    let mut envoy = opened(true, &kinds);
+    assert_eq!(out(&mut envoy, &after), at_once);
+    assert_eq!(exchange(&mut envoy, ask(Endpoint, 0, &["b"]), &after), []);
+    assert_eq!(exchange(&mut envoy, ask(Endpoint, 5, &[]), &after), []);
+    assert_eq!(exchange(&mut envoy, ask(Endpoint, 0, &["b"]), &after), one(Endpoint, 7, "b", ""));
+
+    // It does not subscribe to the endpoints of a cluster that it rejects.
+    let mut envoy = opened(true, &kinds);
+    assert_eq!(out(&mut envoy, &after), at_once);
+    let rejection = SubscriptionRequest { error: Some("no".into()), ..ask(Cluster, 4, &[]) };
+    exchange(&mut envoy, rejection, &after);
+    exchange(&mut envoy, ask(Endpoint, 5, &[]), &after);
+    let changed = after.then(&[&first[..], &added[..1], &added[2..], &[(Endpoint, "b", b"2")]].concat());
+    assert_eq!(out(&mut envoy, &changed), []);
+
+    // Before it requests listeners, it may apply clusters later. Other clients may do so at any time.
+    for (is_envoy, kinds) in [(true, &kinds[..2]), (false, &kinds)] {
+        let sent = out(&mut opened(is_envoy, kinds), &after);
+        assert_eq!(sent, one(Cluster, kinds.len() as u64 + 1, "b", ""));
+    }
+}
