@@ -169,9 +169,19 @@ impl ClientScope {
     /// Returns the scope of clients of no namespace, from which this one differs only by what is special in its
     /// namespace ([`NamespaceFacts`](crate::NamespaceFacts)). Returns `None` for scopes that differ by more.
     pub fn base(&self) -> Option<Self> {
+        self.has_base().then(|| Self { namespace: String::new(), ..self.clone() })
+    }
+
+    /// Returns whether [`Self::base`] returns a scope.
+    pub fn has_base(&self) -> bool {
         let is_plain = self.labels.is_empty() && self.egress.is_none() && self.filters.is_empty();
-        let is_over = is_plain && self.role != Role::Grpc && !self.is_base();
-        is_over.then(|| Self { namespace: String::new(), ..self.clone() })
+        is_plain && self.role != Role::Grpc && !self.is_base()
+    }
+
+    /// Returns whether this is the [base](Self::base) of another scope.
+    pub fn is_base_of(&self, other: &Self) -> bool {
+        let is_equal = || self.uses_vhds == other.uses_vhds && self.egress == other.egress;
+        self.is_base() && other.has_base() && self.is_sibling(other) && is_equal()
     }
 
     /// Returns whether this is the scope of clients of no namespace.

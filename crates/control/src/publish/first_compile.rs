@@ -152,7 +152,7 @@ impl State {
             }
             Err(panic) => {
                 entry.resources = Some(resources);
-                entry.pending.add(changes);
+                entry.add_pending(&changes);
                 if compile.revision != self.revision {
                     return FirstCompileResult::Outdated;
                 }
@@ -169,7 +169,8 @@ impl State {
         message: String,
     ) -> Option<PanicReport> {
         let entry = self.scopes.get_mut(scope).filter(|entry| entry.id == id)?;
-        (entry.resources, entry.pending) = (Some(ScopeResources::default()), ChangeSet::everything());
+        (entry.resources, entry.pending) =
+            (Some(ScopeResources::default()), Arc::new(ChangeSet::everything()));
         let panic = CompilePanic { subject: "the publication of the scope".to_owned(), message };
         Some(entry.fail(self.revision, panic, scope))
     }

@@ -8,7 +8,7 @@
 //! - Identities take turns in a batch, so that an identity with many views does not delay others.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashMap},
     hash::Hash,
     sync::{Arc, OnceLock},
 };
@@ -49,7 +49,7 @@ pub(super) struct ScopeJob {
     pub(super) scope: Arc<ClientScope>,
     pub(super) id: u64,
     pub(super) resources: ScopeResources,
-    pub(super) changes: ChangeSet,
+    pub(super) changes: Arc<ChangeSet>,
     /// Base over which the scope lies; the base of the same round takes precedence.
     pub(super) base: Option<ScopeResources>,
 }
@@ -96,11 +96,8 @@ impl Round {
     pub(super) fn run(self, compiler: &Compiler) -> RoundResult {
         let Self { world, facts, revision, generation, scopes, views } = self;
         let scopes = compile_scopes(scopes, compiler, &world, &facts, generation);
-        let outlines: HashMap<_, _> = scopes
-            .iter()
-            .filter(|(_, result)| result.is_ok())
-            .map(|(job, _)| (&job.scope, &job.resources.outline))
-            .collect();
+        let compiled = scopes.iter().filter(|(_, result)| result.is_ok() && !views.is_empty());
+        let outlines: HashMap<_, _> = compiled.map(|(job, _)| (&job.scope, &job.resources.outline)).collect();
         let updates = parallel::map(&views, |job| {
             let outline = *outlines.get(&job.scope).unwrap_or(&&job.outline);
             if let Some(changed) = &job.only_secrets {
@@ -156,14 +153,14 @@ fn compile_scopes(
 ) -> Vec<(ScopeJob, ScopeChange)> {
     let mut compiled: Vec<(ScopeJob, ScopeChange, Arc<Layer>)> = Vec::with_capacity(scopes.len());
     let mut siblings: HashMap<ClientScope, usize> = HashMap::new();
-    let mut bases: HashMap<Arc<ClientScope>, usize> = HashMap::new();
+    let mut bases: Vec<usize> = Vec::new();
     let none = Arc::new(Change::since(&Layer::default(), 0));
     scopes.sort_by_key(|job| !job.scope.is_base());
     for mut job in scopes {
         let layer_before = Arc::clone(&job.resources.layer);
         if job.resources.is_over(&job.scope) {
-            let base = job.scope.base().and_then(|base| compiled.get(*bases.get(&base)?));
-            let result = match base {
+            let mut bases = bases.iter().filter_map(|index| compiled.get(*index));
+            let result = match bases.find(|(base, ..)| base.scope.is_base_of(&job.scope)) {
                 Some((_, Err(panic), _)) => Err(panic.clone()),
                 Some((base, Ok([change, _]), _)) => Ok((base.resources.clone(), Arc::clone(change))),
                 None => {
@@ -195,7 +192,7 @@ fn compile_scopes(
             [Arc::new(Change::since(&job.resources.layer, generation - 1)), Arc::clone(&none)]
         });
         if job.scope.is_base() {
-            bases.insert(Arc::clone(&job.scope), compiled.len());
+            bases.push(compiled.len());
         }
         compiled.push((job, result, layer_before));
     }
@@ -218,47 +215,42 @@ impl State {
     /// Takes the pending scope with the most proxies and its pending siblings.
     fn take_scope_jobs(&mut self) -> Vec<ScopeJob> {
         let revision = self.revision;
-        let pending = self.scopes.iter().filter(|(scope, entry)| {
-            entry.is_pending(revision) && (scope.is_base() || self.may_compile(scope, entry))
-        });
-        let first = pending.max_by_key(|(_, entry)| entry.clients).map(|(scope, _)| Arc::clone(scope));
-        let mut jobs = Vec::new();
-        let Some(first) = first else { return jobs };
-        // Bases that are up to date, for scopes that could not be compiled with them.
-        let bases: HashMap<ClientScope, ScopeResources> = self
-            .scopes
-            .iter()
-            .filter(|(scope, entry)| {
-                scope.is_base() && first.is_sibling(scope) && !entry.is_pending(revision)
+        let bases: Vec<_> = self.scopes.iter().filter(|(scope, _)| scope.is_base()).collect();
+        let base_of = |scope: &ClientScope, entry: &ScopeEntry| {
+            let is_over = entry.resources.as_ref().is_some_and(|resources| resources.is_over(scope));
+            is_over.then(|| bases.iter().find(|(base, _)| base.is_base_of(scope)).map(|(_, entry)| *entry))
+        };
+        // A scope waits until its base can be compiled or is up to date.
+        let may_compile = |scope: &ClientScope, entry: &ScopeEntry| {
+            base_of(scope, entry).is_none_or(|base| {
+                base.is_some_and(|base| {
+                    base.is_pending(revision)
+                        || base.published.is_some() && base.resources.is_some() && base.pending.is_empty()
+                })
             })
-            .filter_map(|(scope, entry)| Some((ClientScope::clone(scope), entry.resources.clone()?)))
-            .collect();
-        let blocked: HashSet<Arc<ClientScope>> = self
-            .scopes
+        };
+        let is_ready =
+            |scope: &ClientScope, entry: &ScopeEntry| entry.is_pending(revision) && may_compile(scope, entry);
+        let ready: Vec<_> = self.scopes.iter().filter(|(scope, entry)| is_ready(scope, entry)).collect();
+        let Some((first, _)) = ready.iter().max_by_key(|(_, entry)| entry.clients) else {
+            return Vec::new();
+        };
+        // With the base, if it is up to date and thus not in the round.
+        let taken: Vec<_> = ready
             .iter()
-            .filter(|(scope, entry)| first.is_sibling(scope) && !self.may_compile(scope, entry))
-            .map(|(scope, _)| Arc::clone(scope))
+            .filter(|(scope, _)| first.is_sibling(scope))
+            .map(|(scope, entry)| {
+                let base = base_of(scope, entry).flatten().filter(|base| !base.is_pending(revision));
+                (Arc::clone(scope), base.and_then(|base| base.resources.clone()))
+            })
             .collect();
-        for (scope, entry) in &mut self.scopes {
-            if !first.is_sibling(scope) || !entry.is_pending(revision) || blocked.contains(scope) {
-                continue;
-            }
-            let Some(resources) = entry.resources.take() else { continue };
+        let job = |(scope, base)| {
+            let entry = self.scopes.get_mut(&scope)?;
+            let resources = entry.resources.take()?;
             let changes = std::mem::take(&mut entry.pending);
-            let base = scope.base().and_then(|base| bases.get(&base).cloned());
-            jobs.push(ScopeJob { scope: Arc::clone(scope), id: entry.id, resources, changes, base });
-        }
-        jobs
-    }
-
-    /// Returns whether the base of a scope can be compiled or is up to date.
-    fn may_compile(&self, scope: &ClientScope, entry: &ScopeEntry) -> bool {
-        let is_over = entry.resources.as_ref().is_some_and(|resources| resources.is_over(scope));
-        let Some(base) = scope.base().filter(|_| is_over) else { return true };
-        self.scopes.get(&base).is_some_and(|base| {
-            base.is_pending(self.revision)
-                || base.published.is_some() && base.resources.is_some() && base.pending.is_empty()
-        })
+            Some(ScopeJob { scope, id: entry.id, resources, changes, base })
+        };
+        taken.into_iter().filter_map(job).collect()
     }
 
     /// Returns a batch of stale views whose scopes are up to date or in this round.
@@ -321,7 +313,7 @@ impl State {
         scopes: Vec<(ScopeJob, ScopeChange)>,
         reports: &mut Vec<PanicReport>,
     ) -> HashMap<Arc<ClientScope>, ScopeUpdate> {
-        let mut updates = HashMap::new();
+        let mut updates = HashMap::with_capacity(scopes.len());
         for (job, result) in scopes {
             let ScopeJob { scope, id, resources, changes, .. } = job;
             let Some(entry) = self.scopes.get_mut(&scope).filter(|entry| entry.id == id) else { continue };
@@ -333,7 +325,7 @@ impl State {
                 }
                 Err(panic) => {
                     entry.resources = Some(resources);
-                    entry.pending.add(changes);
+                    entry.add_pending(&changes);
                     reports.push(entry.fail(revision, panic, &scope));
                 }
             }

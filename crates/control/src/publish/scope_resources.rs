@@ -57,7 +57,7 @@ type HostRoutes = (String, Vec<Arc<Resource>>);
 impl ScopeResources {
     /// Returns whether the resources of a scope lie over those of its base.
     pub(super) fn is_over(&self, scope: &ClientScope) -> bool {
-        !self.is_flat && scope.base().is_some()
+        !self.is_flat && scope.has_base()
     }
 
     /// Returns the same resources in one layer. `base` has those of the base.

@@ -27,7 +27,7 @@ pub(super) struct ScopeEntry {
     /// Resources to update; `None` while a task compiles them.
     pub(super) resources: Option<ScopeResources>,
     /// Changes since the last compilation.
-    pub(super) pending: ChangeSet,
+    pub(super) pending: Arc<ChangeSet>,
     /// The first compilation is in progress; proxies wait for it.
     pub(super) is_opening: bool,
     /// The last compilation panicked.
@@ -91,6 +91,15 @@ impl ScopeEntry {
         // Until earlier changes are compiled, the resources do not show which services the scope has.
         !self.pending.is_empty()
             || changes.affects_scope(world, scope, |service| resources.has_service(service))
+    }
+
+    /// Adds changes to those that are not compiled yet.
+    pub(super) fn add_pending(&mut self, changes: &Arc<ChangeSet>) {
+        if self.pending.is_empty() {
+            self.pending = Arc::clone(changes);
+        } else {
+            Arc::make_mut(&mut self.pending).add(ChangeSet::clone(changes));
+        }
     }
 
     /// Continues the entry of the same scope from before the views were reassigned. The counts are those of this entry.
@@ -193,7 +202,7 @@ impl State {
             id: self.last_scope_id,
             published: None,
             resources: Some(ScopeResources::default()),
-            pending: ChangeSet::everything(),
+            pending: Arc::new(ChangeSet::everything()),
             is_opening,
             failed: None,
             ready: watch::Sender::default(),

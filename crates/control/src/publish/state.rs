@@ -160,10 +160,11 @@ impl State {
         if changes.is_empty() {
             return;
         }
+        let changes = Arc::new(changes);
         if changes.affects_shared() {
             for (scope, entry) in &mut self.scopes {
                 if entry.is_affected(&self.world, scope, &changes) {
-                    entry.pending.add(changes.clone());
+                    entry.add_pending(&changes);
                 }
             }
         }
