@@ -167,33 +167,31 @@ where
             connection.session().begin_shutdown();
         }
         for _ in 0..ROUNDS {
-            // Calls are polled before the connection, so that their data is written in the same round, and again if one
-            // has begun or can continue. Thousands of other connections may be polled before the next poll.
-            calls.poll(cx);
+            // The connection is polled before the calls, to read what has arrived, and after them, to write their data.
+            // Thousands of other connections may be polled before the next poll.
             if connection.poll(cx).is_ready() {
                 return Poll::Ready(());
             }
-            let mut again = connection.take_woken();
-            again |= calls.accept(&mut connection);
-            match alive.poll(&mut connection.session(), &calls.account, cx) {
-                Poll::Ready(Ok(())) => again = true,
-                Poll::Ready(Err(keep_alive::Silent)) => {
-                    debug!("a client did not answer a PING in time");
-                    return Poll::Ready(());
-                }
-                Poll::Pending => {}
+            calls.accept(&mut connection);
+            // All calls are polled now, those that can continue and the others.
+            connection.take_woken();
+            calls.poll(cx);
+            if let Poll::Ready(Err(keep_alive::Silent)) =
+                alive.poll(&mut connection.session(), &calls.account, cx)
+            {
+                debug!("a client did not answer a PING in time");
+                return Poll::Ready(());
             }
             while let Poll::Ready(due) = calls.lifetime.poll(calls.running.is_empty(), cx) {
                 if due == IdleAction::Close {
                     return Poll::Ready(());
                 }
                 connection.session().begin_shutdown();
-                again = true;
             }
-            if calls.account.is_closing() {
+            if calls.account.is_closing() || connection.poll(cx).is_ready() {
                 return Poll::Ready(());
             }
-            if !again {
+            if !(connection.take_woken() | calls.accept(&mut connection)) {
                 return Poll::Pending;
             }
         }

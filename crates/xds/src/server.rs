@@ -9,7 +9,12 @@ pub mod fuzzing;
 mod nonces;
 mod state;
 
-use std::{future::pending, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    future::pending,
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -288,6 +293,8 @@ impl Stream {
     ) -> Result<(), Status> {
         let mut next = Some(first);
         let mut held_until = None;
+        // Kept while requests arrive: each new wait would register with the sender again.
+        let mut change = pin!(changed(self.snapshot.clone()));
         loop {
             let mut end = None;
             while let Some((request, length)) = next.take() {
@@ -304,9 +311,7 @@ impl Stream {
                 }
             }
             // No response is made while the client has not read the last one.
-            if responses.is_clear() {
-                self.push(responses)?;
-            }
+            while responses.is_clear() && self.push(responses)? {}
             // Counted after the push, without the names that it has just sent.
             self.stream_account.set_list_bytes(self.session.list_bytes())?;
             if let Some(end) = end {
@@ -333,9 +338,7 @@ impl Stream {
                     Some(request) => next = Some(request),
                     None => return Ok(()),
                 },
-                changed = self.snapshot.changed() => {
-                    changed.map_err(|_| Status::unavailable("this server no longer serves the proxy; connect again"))?;
-                }
+                snapshot = &mut change => change.set(changed(snapshot?)),
             }
         }
     }
@@ -369,9 +372,9 @@ impl Stream {
         Ok(outcome.cost)
     }
 
-    /// Begins to send the responses that are due.
-    fn push(&mut self, responses: &mut ResponseWriter) -> Result<(), Status> {
-        let snapshot = self.snapshot.borrow_and_update().clone();
+    /// Begins to send the responses that are due. Returns true if there is a newer snapshot.
+    fn push(&mut self, responses: &mut ResponseWriter) -> Result<bool, Status> {
+        let snapshot = self.snapshot.borrow().clone();
         let pushes = self.session.pushes(&snapshot).map_err(|TooFarBehind| {
             Status::aborted(
                 "the client fell too far behind; connect again with the initial resource versions",
@@ -385,13 +388,10 @@ impl Stream {
             0 => {}
             debt => self.stream_account.charge(debt, 0, 0),
         }
-        // A newer snapshot may have been published without notification, because it concerned no stream before this
-        // request.
-        if self.snapshot.borrow().generation() != snapshot.generation() {
-            self.snapshot.mark_changed();
-        }
+        // It may have been published without notification, because it concerned no stream before this request.
+        let is_newer = self.snapshot.borrow().generation() != snapshot.generation();
         if pushes.is_empty() {
-            return Ok(());
+            return Ok(is_newer);
         }
         let mut all = Vec::with_capacity(pushes.len());
         for push in pushes {
@@ -402,8 +402,16 @@ impl Stream {
             (self.report)(Event::Sent { kind, nonce, resources, removed, bytes, generation });
             all.push(pieces);
         }
-        responses.send(all.into_iter().flatten())
+        responses.send(all.into_iter().flatten())?;
+        Ok(is_newer)
     }
+}
+
+/// Waits for another snapshot. Fails when the server no longer serves the view.
+async fn changed(mut snapshot: watch::Receiver<Snapshot>) -> Result<watch::Receiver<Snapshot>, Status> {
+    let changed = snapshot.changed().await;
+    changed.map_err(|_| Status::unavailable("this server no longer serves the proxy; connect again"))?;
+    Ok(snapshot)
 }
 
 /// A request of either form, as received.

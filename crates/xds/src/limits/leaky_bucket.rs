@@ -26,13 +26,17 @@ impl Default for LeakyBucket {
 impl LeakyBucket {
     /// Charges work.
     pub(crate) fn charge(&self, units: u64) {
-        lock(&self.0).charge(units, Instant::now());
+        if units > 0 {
+            lock(&self.0).charge(units, Instant::now());
+        }
     }
 
     /// Takes back a charge.
     pub(crate) fn refund(&self, units: u64) {
-        let mut debt = lock(&self.0);
-        debt.units = debt.units.saturating_sub(units);
+        if units > 0 {
+            let mut debt = lock(&self.0);
+            debt.units = debt.units.saturating_sub(units);
+        }
     }
 
     /// Returns the current debt.

@@ -13,6 +13,8 @@ use std::{
 
 /// SipHash with a 128-bit random key from the system; a pseudorandom function.
 static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+/// Formatting by the standard library took 2 % of the CPU time of a change.
+const DIGITS: &[u8; 16] = b"0123456789abcdef";
 static STREAMS: AtomicU64 = AtomicU64::new(0);
 
 /// Nonce of a request.
@@ -40,7 +42,14 @@ impl Nonces {
 
     /// Returns the nonce of a response.
     pub(super) fn text(&self, number: u64) -> String {
-        format!("{number}-{:016x}", KEY.hash_one((self.stream, number)))
+        let hash = KEY.hash_one((self.stream, number)).to_be_bytes();
+        let mut text = number.to_string();
+        text.reserve_exact(1 + 2 * hash.len());
+        text.push('-');
+        for byte in hash {
+            text.extend([byte >> 4, byte & 15].map(|digit| char::from(DIGITS[usize::from(digit)])));
+        }
+        text
     }
 
     /// Parses the nonce of a request.

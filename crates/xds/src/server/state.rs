@@ -149,6 +149,8 @@ pub(super) struct Session {
     subscriptions: [Subscription; Kind::ALL.len()],
     /// Generation of the last comparison; `None` after a request that may make something due.
     compared: Option<u64>,
+    /// A response may be due that waits for an ACK.
+    waits: bool,
     /// New clusters whose endpoints are not sent yet.
     holding: Vec<Arc<str>>,
     /// Generation in which `holding` was last checked against the snapshot.
@@ -172,6 +174,7 @@ impl Session {
             nonce: 0,
             subscriptions: Kind::ALL.map(Subscription::new),
             compared: None,
+            waits: true,
             holding: Vec::new(),
             held: None,
             interest,
@@ -209,7 +212,8 @@ impl Session {
         let unknown = Arc::clone(&subscription.unknown.0);
         let acknowledges = self.acknowledge(&request, snapshot, report);
         // In the state of the world each request lists the whole subscription, so an empty one changes it too.
-        if acknowledges || first || request.listed() > 0 || self.form == Form::Sotw {
+        let is_changed = first || request.listed() > 0 || request.error.is_some() || self.form == Form::Sotw;
+        if is_changed || acknowledges && self.waits {
             self.compared = None;
         }
         let charge = self.apply(request, acknowledges, snapshot, report);
@@ -334,6 +338,7 @@ impl Session {
         if self.compared.replace(snapshot.generation()) == Some(snapshot.generation()) {
             return Ok(pushes);
         }
+        self.waits = true;
         for kind in Kind::ALL {
             if matches!(kind, Kind::Listener | Kind::Route | Kind::VirtualHost) && self.holds(snapshot) {
                 continue;
@@ -346,8 +351,9 @@ impl Session {
         }
         let listeners_are_settled = self.subscriptions[Kind::Listener as usize].in_flight.is_none();
         if !self.is_holding() && listeners_are_settled {
+            self.waits = false;
             for kind in [Kind::Cluster, Kind::Endpoint] {
-                self.push(kind, snapshot, true, &mut pushes)?;
+                self.waits |= !self.push(kind, snapshot, true, &mut pushes)?;
             }
         }
         Ok(pushes)
@@ -383,9 +389,9 @@ impl Session {
             subscription.mark_sent(snapshot, removals);
             return Ok(true);
         }
-        let response = match self.form {
+        let (response, removals) = match self.form {
             Form::Delta => delta::response(subscription, snapshot, removals)?,
-            Form::Sotw => sotw::response(subscription, snapshot, removals),
+            Form::Sotw => (sotw::response(subscription, snapshot, removals), removals),
         };
         match response {
             Some(response) => pushes.push(self.respond(kind, response, snapshot, removals)),

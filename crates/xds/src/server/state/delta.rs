@@ -7,7 +7,10 @@ use super::{
     names::SubscribedNames,
     subscription::{Charge, Response, Subscription},
 };
-use crate::{kind::Kind, layer::Snapshot};
+use crate::{
+    kind::Kind,
+    layer::{Changes, Snapshot},
+};
 
 /// Applies a request. A stale nonce makes no difference: it only decides what is acknowledged.
 pub(super) fn apply(
@@ -75,22 +78,31 @@ fn unsubscribe(subscription: &mut Subscription, names: Vec<String>, snapshot: &S
     }
 }
 
-/// Returns the response that is due, if any. Removals are left out while the types that refer to these resources are
-/// in flight.
+/// Returns the response that is due, if any, and whether all removals are sent with it. Removals are left out while the
+/// types that refer to these resources are in flight.
 pub(super) fn response(
     subscription: &Subscription,
     snapshot: &Snapshot,
     removals: bool,
-) -> Result<Option<Response>, TooFarBehind> {
+) -> Result<(Option<Response>, bool), TooFarBehind> {
     subscription.count_work(removals);
     let kind = subscription.kind;
-    let changed = subscription.changed(snapshot);
+    let Changes { resources, removed: mut gone } = snapshot.changes(kind, subscription.seen);
+    if subscription.cleared < subscription.seen {
+        gone = snapshot.changes(kind, subscription.cleared).removed;
+    }
+    let changed = subscription.due(snapshot, resources);
     let resent = snapshot.each(kind, &subscription.resend.0, subscription.seen);
     let absent = resent.filter(|(_, resource, _)| resource.is_none());
     let mut removed: Vec<_> = absent.map(|(name, ..)| Arc::clone(name)).collect();
+    let mut sends_all = subscription.missing_names.is_empty();
+    if let Some(gone) = &mut gone {
+        gone.retain(|name| subscription.matches(name));
+        sends_all &= gone.is_empty();
+    }
     if removals {
         let missing = |name: &&Arc<str>| snapshot.get(kind, name).is_none();
-        match subscription.removed(snapshot) {
+        match gone {
             Some(names) => removed.extend(names),
             // Removals that are no longer known by name cannot be sent to a client that subscribes to unlisted names.
             None if subscription.matches_unlisted() => return Err(TooFarBehind),
@@ -99,9 +111,12 @@ pub(super) fn response(
         removed.extend(subscription.missing_names.iter().filter(missing).cloned());
         removed.sort_unstable();
         removed.dedup();
+        sends_all = true;
+    } else {
+        sends_all &= gone.is_some();
     }
     let is_due = !changed.is_empty() || !removed.is_empty() || subscription.respond;
-    Ok(is_due.then_some(Response { changed, removed, whole: false }))
+    Ok((is_due.then_some(Response { changed, removed, whole: false }), sends_all))
 }
 
 /// Makes the endpoints of changed clusters due. They have the names of the clusters.

@@ -98,12 +98,13 @@ fn apply_stale(subscription: &mut Subscription, request: &SubscriptionRequest) {
 /// flight.
 pub(super) fn response(subscription: &Subscription, snapshot: &Snapshot, removals: bool) -> Option<Response> {
     subscription.count_work(removals);
-    let whole = subscription.kind.is_wildcard();
-    let changed = subscription.changed(snapshot);
+    let kind = subscription.kind;
+    let whole = kind.is_wildcard();
+    let changed = subscription.due(snapshot, snapshot.changes(kind, subscription.seen).resources);
     // A removal shows in a response without the resource. If the removals are no longer known by name, there may be
     // one.
-    let is_shorter =
-        || removals && subscription.removed(snapshot).is_none_or(|mut names| names.next().is_some());
+    let is_gone = |names: Vec<Arc<str>>| names.iter().any(|name| subscription.matches(name));
+    let is_shorter = || removals && snapshot.changes(kind, subscription.cleared).removed.is_none_or(is_gone);
     let is_due = !changed.is_empty() || subscription.respond || whole && is_shorter();
     is_due.then_some(Response { changed, removed: Vec::new(), whole })
 }

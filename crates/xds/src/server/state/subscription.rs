@@ -289,12 +289,12 @@ impl Subscription {
             && !snapshot.is_changed(self.kind, since)
     }
 
-    /// Returns the resources that are due.
-    pub(super) fn changed(&self, snapshot: &Snapshot) -> Vec<Arc<Resource>> {
+    /// Returns the resources that are due. `changed` are the resources that changed since the last response.
+    pub(super) fn due(&self, snapshot: &Snapshot, changed: Vec<Arc<Resource>>) -> Vec<Arc<Resource>> {
         if self.is_all_due() {
             return snapshot.iter(self.kind).cloned().collect();
         }
-        let mut due = snapshot.changes(self.kind, self.seen).resources;
+        let mut due = changed;
         due.retain(|resource| self.matches(&resource.name));
         for (name, resource, is_changed) in snapshot.each(self.kind, &self.resend.0, self.seen) {
             match resource {
@@ -305,12 +305,6 @@ impl Subscription {
             }
         }
         due
-    }
-
-    /// Returns the subscribed names whose removal is due; `None` if the removals are no longer known by name.
-    pub(super) fn removed(&self, snapshot: &Snapshot) -> Option<impl Iterator<Item = Arc<str>>> {
-        let removed = snapshot.changes(self.kind, self.cleared).removed?;
-        Some(removed.into_iter().filter(|name| self.matches(name)))
     }
 
     /// Returns every resource that the subscription covers.
