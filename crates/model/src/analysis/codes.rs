@@ -313,11 +313,14 @@ codes! {
         "The certificate of a Secret expires within 14 days."
         "Renew the certificate."
     NoServerVerification "SKY0417" Warning []
-        "The rule originates TLS and does not verify the certificate of the server."
+        "TLS is originated, and the certificate of the server is not verified."
         "Remove `insecureSkipVerify`, and set `caCertificates` or `credentialName`."
     SystemRoots "SKY0418" Info ["IST0128", "IST0129"]
         "The rule originates TLS without a CA certificate, so the roots of the proxy's system verify the server."
         "Set `caCertificates` or `credentialName` if the server has a private root."
+    NoClientVerification "SKY0419" Warning []
+        "The server of a Gateway accepts clients whose certificate is not valid."
+        "Remove `insecureSkipVerify`; mode `OPTIONAL_MUTUAL` accepts clients without a certificate."
 
     // Kubernetes objects and injection.
     PortProtocolTypo "SKY0501" Warning ["IST0118"]

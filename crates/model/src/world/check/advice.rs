@@ -43,6 +43,7 @@ impl World {
         report.shared_certificates();
         report.certificates(now);
         report.server_verification();
+        report.client_verification();
         report.sidecars();
         report.several_telemetries();
         report.envoy_filters();

@@ -1,4 +1,5 @@
-//! Certificates that have expired or soon will, gateways that use them, and rules that verify no server.
+//! Certificates that have expired or soon will, gateways that use them, and settings that verify no
+//! server or client.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,6 +14,8 @@ use crate::{
     api::{
         DestinationRule, Kind,
         destination_rule::{ClientTls, ClientTlsMode},
+        gateway::ServerTls,
+        mesh_config::OutboundMode,
     },
     world::SECRET,
 };
@@ -99,6 +102,40 @@ impl Report<'_> {
                     let message = "the roots of the proxy's system verify the server";
                     let remedy = "set caCertificates or credentialName if the server has a private root";
                     self.report(&about, Code::SystemRoots, field, message, remedy);
+                }
+            }
+        }
+        self.unknown_hosts_verification();
+    }
+
+    /// Reports that the certificates of unknown hosts are not verified.
+    fn unknown_hosts_verification(&mut self) {
+        let world = self.world.unrecorded();
+        let policy = &world.mesh().outbound_traffic_policy;
+        let (Some(entry), Some(tls)) = (&world.mesh, &policy.tls) else { return };
+        let originates = matches!(tls.mode, ClientTlsMode::Simple | ClientTlsMode::Mutual);
+        if policy.mode == OutboundMode::AllowAnyDynamicDns
+            && originates
+            && tls.insecure_skip_verify == Some(true)
+        {
+            let about = ObjectReport { entry, kind: Kind::ConfigMap };
+            let field = "data.mesh.outboundTrafficPolicy.tls.insecureSkipVerify";
+            let message = "the certificates of unknown hosts are not verified";
+            let remedy = "remove insecureSkipVerify, and set caCertificates if the hosts have private roots";
+            self.report(&about, Code::NoServerVerification, field, message, remedy);
+        }
+    }
+
+    /// Reports servers of Gateways that accept clients whose certificate is not valid.
+    pub(super) fn client_verification(&mut self) {
+        for entry in written(self.world.unrecorded()) {
+            let about = ObjectReport { entry, kind: Kind::Gateway };
+            for (index, server) in entry.object.spec.servers.iter().enumerate() {
+                if server.tls.as_ref().is_some_and(ServerTls::accepts_untrusted) {
+                    let field = format!("spec.servers[{index}].tls.insecureSkipVerify");
+                    let message = "clients with an invalid certificate are accepted";
+                    let remedy = "remove it; mode OPTIONAL_MUTUAL accepts clients without a certificate";
+                    self.report(&about, Code::NoClientVerification, field, message, remedy);
                 }
             }
         }
