@@ -571,6 +571,9 @@ codes! {
     SharedHost "SKY0727" Info ["IST0109"]
         "Another VirtualService has the same host. Where both are visible, only one of them takes effect."
         "Merge the rules into one VirtualService."
+    ComparisonLimit "SKY0728" Warning []
+        "There are too many objects to compare each with each, so some findings may be missing."
+        "Analyze fewer namespaces at once."
 
     // Support.
     UnsupportedField "SKY0801" Warning ["IST0133"]

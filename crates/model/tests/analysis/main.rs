@@ -28,6 +28,7 @@ const WITHOUT_EXAMPLE: &[(Code, &str)] = &[
     (Code::Unreadable, "the operating system refuses to read the file"),
     (Code::LastVersionKept, "the control plane knows a valid version from before"),
     (Code::TooManyErrors, "it takes 1,000 errors or 10,000 objects"),
+    (Code::ComparisonLimit, "it takes 2,000,000 pairs of objects"),
     (Code::AddresslessConflict, "`skysail analyze` gives each Service an address, as a cluster does"),
     (Code::CannotRun, "only `skysail up` runs workloads"),
     (Code::NotRun, "only `skysail up` runs workloads"),
@@ -348,6 +349,45 @@ fn shared_hosts_are_reported_where_they_have_no_effect() {
     let conflict = found(&[rule("client", "first", 2020, "'*'"), rule("svc", "second", 2024, "'*'")]);
     let codes: Vec<&str> = conflict.iter().map(|one| &one[..7]).collect();
     assert_eq!(codes, ["SKY0727", "SKY0701"], "{conflict:?}");
+}
+
+/// Objects beyond the maximum number of pairs are compared with none; a finding says so, once for each analysis.
+#[test]
+fn comparisons_beyond_the_limit_are_reported() {
+    const MANY: usize = 1_500;
+    let object = |api: &str, kind: &str, namespace: usize, number: usize, spec: &str| {
+        format!(
+            "---\napiVersion: {api}\nkind: {kind}\nmetadata: {{name: a{number}, namespace: n{namespace}, labels: \
+             {{app: a{number}}}}}\nspec: {spec}\n"
+        )
+    };
+    let found = |made: &dyn Fn(usize) -> String| -> Vec<String> {
+        let text: String = (0..MANY).map(made).collect();
+        let findings = analyze(&[("many.yaml".to_owned(), text)]);
+        let found = findings.iter().filter(|one| one.code == Code::ComparisonLimit);
+        found.map(|one| one.message.split(" is not").next().unwrap().to_owned()).collect()
+    };
+    let networking = "networking.istio.io/v1";
+    let gateways = found(&|number| {
+        let spec = format!(
+            "{{selector: {{app: a{number}}}, servers: [{{port: {{number: 443, name: https, protocol: HTTPS}}, hosts: \
+             [a.b], tls: {{mode: SIMPLE, credentialName: same}}}}]}}"
+        );
+        object(networking, "Gateway", number, number, &spec)
+    });
+    assert_eq!(gateways, ["SKY0717", "SKY0718"]);
+    let rules = found(&|number| {
+        let spec = "{hosts: [a.example.com], exportTo: ['.'], http: [{directResponse: {status: 200}}]}";
+        object(networking, "VirtualService", number, number, spec)
+    });
+    assert_eq!(rules, ["SKY0701 or SKY0727"]);
+    let sidecars = found(&|number| {
+        let selector =
+            format!("{{workloadSelector: {{labels: {{app: a{number}}}}}, egress: [{{hosts: ['*/*']}}]}}");
+        let pod = object("v1", "Pod", 0, number, "{containers: [{name: a, image: a}]}");
+        object(networking, "Sidecar", 0, number, &selector) + &pod
+    });
+    assert_eq!(sidecars, ["SKY0713"]);
 }
 
 #[test]

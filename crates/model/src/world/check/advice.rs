@@ -12,7 +12,7 @@ mod services;
 
 use std::{collections::BTreeMap, hash::RandomState};
 
-use super::Report;
+use super::{ObjectReport, Report};
 use crate::{
     Code, Diagnostic, World,
     api::{Kind, Meta, ObjectKey},
@@ -92,6 +92,18 @@ impl World {
 }
 
 impl Report<'_> {
+    /// Reports the first object that one analysis has not compared with all others, because of [`MAX_PAIRS`]. `codes`
+    /// are those of the findings that may be missing.
+    fn incomplete<T>(&mut self, about: &ObjectReport<'_, T>, codes: &[Code]) {
+        let codes: Vec<&str> = codes.iter().map(|code| code.id()).collect();
+        let message = format!(
+            "{} is not reported for it and further objects: an analysis compares at most {MAX_PAIRS} pairs of objects",
+            codes.join(" or ")
+        );
+        let remedy = "analyze fewer namespaces at once";
+        self.report(about, Code::ComparisonLimit, "", message, remedy);
+    }
+
     /// Adds a diagnostic about an object of any kind.
     fn report_key(
         &mut self,

@@ -78,7 +78,8 @@ impl Report<'_> {
             for namespace in clients(world, rules) {
                 pairs += rules.len();
                 if pairs > MAX_PAIRS {
-                    return;
+                    let about = ObjectReport { entry: rules[0].0, kind: Kind::VirtualService };
+                    return self.incomplete(&about, &[Code::HostConflict, Code::SharedHost]);
                 }
                 let mut of_namespace: Vec<&HostRule<'_>> = rules
                     .iter()

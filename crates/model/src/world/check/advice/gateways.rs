@@ -74,16 +74,23 @@ impl Report<'_> {
             }
         }
         let (mut pairs, mut selected) = (0, BTreeMap::new());
-        let mut found = Vec::new();
+        let (mut found, mut cut) = (Vec::new(), None);
         for ((port, host), served) in &groups {
             for one in served {
-                let rival = served.iter().take(MAX_PAIRS.saturating_sub(pairs)).find(|other| {
+                let left = MAX_PAIRS.saturating_sub(pairs);
+                let rival = served.iter().take(left).find(|other| {
                     pairs += 1;
                     one.overlaps(other)
                         && is_of_same_pods(world, one.selector(), other.selector(), &mut selected)
                 });
+                if rival.is_none() && served.len() > left {
+                    cut.get_or_insert(one.entry);
+                }
                 found.extend(rival.map(|rival| (*one, rival.entry, *port, *host)));
             }
+        }
+        if let Some(entry) = cut {
+            self.incomplete(&ObjectReport { entry, kind: Kind::Gateway }, &[Code::GatewayConflict]);
         }
         for (one, rival, port, host) in found {
             let about = ObjectReport { entry: one.entry, kind: Kind::Gateway };
@@ -106,16 +113,20 @@ impl Report<'_> {
                 }
             }
         }
-        let mut pairs = 0;
+        let (mut pairs, mut is_cut) = (0, false);
         for (name, users) in groups {
             for (entry, index) in &users {
                 let selector = &entry.object.spec.selector;
-                let rival = users.iter().take(MAX_PAIRS.saturating_sub(pairs)).find(|(other, _)| {
+                let left = MAX_PAIRS.saturating_sub(pairs);
+                let rival = users.iter().take(left).find(|(other, _)| {
                     pairs += 1;
                     !std::ptr::eq(*other, *entry) && selects(selector, &other.object.spec.selector)
                 });
-                let Some((rival, _)) = rival else { continue };
                 let about = ObjectReport { entry, kind: Kind::Gateway };
+                if rival.is_none() && users.len() > left && !std::mem::replace(&mut is_cut, true) {
+                    self.incomplete(&about, &[Code::SharedCertificate]);
+                }
+                let Some((rival, _)) = rival else { continue };
                 let rival = ObjectReport { entry: rival, kind: Kind::Gateway }.name();
                 let of = label_text(selector);
                 let message = format!("{rival} has the certificate {name} for the same pods ({of})");

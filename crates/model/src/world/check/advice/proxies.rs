@@ -67,7 +67,7 @@ impl Report<'_> {
     ) {
         let any = self.world.unrecorded().pods().next().is_some()
             || self.world.unrecorded().templates().next().is_some();
-        let mut pairs = 0;
+        let (mut pairs, mut is_cut) = (0, false);
         for (namespace, objects) in namespaces {
             let name = |entry: &Entry<T>| ObjectReport { entry, kind }.name();
             let wide: Vec<&Entry<T>> =
@@ -92,7 +92,13 @@ impl Report<'_> {
             }
             pairs +=
                 narrow.len() * workloads(self.world.unrecorded(), Some(namespace), &Labels::new()).count();
-            if narrow.len() < 2 || pairs > MAX_PAIRS {
+            if narrow.len() < 2 {
+                continue;
+            }
+            if pairs > MAX_PAIRS {
+                if !std::mem::replace(&mut is_cut, true) {
+                    self.incomplete(&ObjectReport { entry: narrow[0].0, kind }, &[same]);
+                }
                 continue;
             }
             for labels in
