@@ -46,7 +46,9 @@ impl Reading {
                 let mesh =
                     self.embedded(node, &text.unwrap_or_default(), mesh_config::KEY, validate::mesh_config);
                 let networks = self.embedded(node, networks, mesh_networks::KEY, validate::mesh_networks);
-                let (Some(mesh), Some(networks)) = (mesh, networks) else { return };
+                let (Some(mut mesh), Some(networks)) = (mesh, networks) else { return };
+                // Validation has named the tags that a proxy would refuse.
+                mesh.default_config.tracing.iter_mut().for_each(|tracing| drop(tracing.remove_bad_tags()));
                 ConfigMap::Mesh(Box::new(MeshConfig { networks, ..mesh }))
             }
             (mesh_config::NAMESPACE, mesh_config::ADDRESSES) => {

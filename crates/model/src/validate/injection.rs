@@ -3,13 +3,15 @@
 
 use skysail_yaml::join;
 
-use super::{Code, Findings, proxy_config::bad_numbers};
+use super::{
+    Code, Findings,
+    proxy_config::{bad_numbers, bad_tags},
+};
 use crate::{
     api::{
         Kind, Labels, Meta,
         manifest::PodSpec,
         proxy_config::{self, ProxySettings},
-        proxy_tracing::ProxyTracing,
     },
     fields::{self, FieldRow},
     spelling::nearest,
@@ -247,11 +249,8 @@ fn settings(text: &str, field: &str, findings: &mut Findings) {
                 let message = format!("setting {name} is not supported: {effect}");
                 findings.add(Code::UnsupportedField, field, message, remedy);
             }
-            for name in settings.tracing.clone().iter_mut().flat_map(ProxyTracing::remove_bad_tags) {
-                let message = format!(
-                    "tracing.customTags.{name} is not valid, or above 64 tags or 8 KiB, and has no effect"
-                );
-                findings.add(Code::NoEffect, field, message, "set one kind of value with a valid name");
+            for (name, reason, remedy) in bad_tags(&settings) {
+                findings.add(Code::NoEffect, field, format!("tracing.{name} {reason}"), remedy);
             }
             if let Some(tracing) = &settings.tracing {
                 let share = tracing.sampling.0;

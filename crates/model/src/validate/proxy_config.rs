@@ -44,6 +44,20 @@ pub(super) fn default_config(settings: &ProxySettings, findings: &mut Findings) 
         );
     }
     percent(tracing.sampling.0, "defaultConfig.tracing.sampling", findings);
+    for (name, reason, remedy) in bad_tags(settings) {
+        findings.add(Code::NoEffect, format!("defaultConfig.tracing.{name}"), reason, remedy);
+    }
+}
+
+/// Returns the custom tags that no proxy gets, as fields of `tracing`, with reason and remedy.
+pub(super) fn bad_tags(
+    settings: &ProxySettings,
+) -> impl Iterator<Item = (String, &'static str, &'static str)> {
+    let names = settings.tracing.clone().map(|mut tracing| tracing.remove_bad_tags()).unwrap_or_default();
+    names.into_iter().map(|name| {
+        let reason = "is not valid, or above 64 tags or 8 KiB, and has no effect";
+        (skysail_yaml::join("customTags", &name), reason, "set one kind of value with a valid name")
+    })
 }
 
 /// Returns the fields of `connectionSettings` whose numbers a proxy would refuse, and the least value of each.
