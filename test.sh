@@ -52,7 +52,8 @@ go_programs() {
 go_programs h2spec-2.2.1 github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible
 go_programs grpc-interop-1.75.0 google.golang.org/grpc/interop/{client,server}@v1.75.0
 # Istio's agent, which a test has run our proxy, the template of the bootstrap that it writes, the definitions of the
-# fields of Istio's and Gateway API's kinds, and the tests of the analyzers of istioctl, with their input and their codes.
+# fields of Istio's and Gateway API's kinds and of the mesh configuration (from the module of the API that this version
+# of Istio requires), and the tests of the analyzers of istioctl, with their input and their codes.
 agent=v0.0.0-20260827124520-eed52ebb66ad
 go_programs pilot-agent-${agent##*-} istio.io/istio/pilot/cmd/pilot-agent@$agent
 files=(
@@ -63,10 +64,21 @@ files=(
     pkg/config/analysis/analyzers/analyzers_test.go
     pkg/config/analysis/msg/messages.yaml
 )
-for file in "${files[@]}"; do
+api=v1.31.0-rc.0.0.20260824154656-b943409680a7
+protos=(
+    mesh/v1alpha1/config.proto
+    mesh/v1alpha1/proxy.proto
+    networking/v1alpha3/destination_rule.proto
+    networking/v1alpha3/virtual_service.proto
+    networking/v1alpha3/workload_group.proto
+    networking/v1beta1/proxy_config.proto
+)
+for file in "${files[@]}" "${protos[@]}"; do
     copy=$caches/pilot-agent-${agent##*-}/${file##*/}
     [[ -e $copy ]] && continue
-    module=$(go mod download -json istio.io/istio@$agent | sed -n 's/^[[:space:]]*"Dir": "\(.*\)",$/\1/p')
+    source=istio.io/istio@$agent
+    [[ $file == *.proto ]] && source=istio.io/api@$api
+    module=$(go mod download -json $source | sed -n 's/^[[:space:]]*"Dir": "\(.*\)",$/\1/p')
     # The files of the module are read-only. A copy that was cut off does not count.
     rm -rf "$copy.part"
     cp -r --no-preserve=mode "$module/$file" "$copy.part"

@@ -40,6 +40,8 @@ pub struct ExtensionProvider {
     pub skywalking: Option<SkyWalking>,
     /// LightStep; not supported.
     pub lightstep: Option<IgnoredValue>,
+    /// Agent of OpenCensus; not supported.
+    pub opencensus: Option<IgnoredValue>,
     /// Stackdriver; not supported.
     pub stackdriver: Option<IgnoredValue>,
     /// Secret discovery service; not supported.
@@ -49,7 +51,12 @@ pub struct ExtensionProvider {
 impl ExtensionProvider {
     /// Returns the field of the provider's kind, if the kind is not supported.
     pub fn unsupported_kind(&self) -> Option<&'static str> {
-        let kinds = [(&self.lightstep, "lightstep"), (&self.stackdriver, "stackdriver"), (&self.sds, "sds")];
+        let kinds = [
+            (&self.lightstep, "lightstep"),
+            (&self.opencensus, "opencensus"),
+            (&self.stackdriver, "stackdriver"),
+            (&self.sds, "sds"),
+        ];
         kinds.into_iter().find(|(kind, _)| kind.is_some()).map(|(_, name)| name)
     }
 

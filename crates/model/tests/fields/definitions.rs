@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 use skysail_model::fields::{KindFields, Support, kinds};
 
+use crate::protos::Messages;
+
 /// Fields without a line of their own: filters that the line of their type refuses, and older spellings of fields.
 const WITHOUT_LINE: [(&str, &str); 4] = [
     ("HTTPRoute", "rules.filters.externalAuth."),
@@ -87,5 +89,35 @@ fn every_field_of_the_definitions_has_a_line() {
     assert!(
         missing.is_empty(),
         "add lines to crates/model/fields, with support, note and tests: {missing:#?}"
+    );
+}
+
+/// The mesh configuration has no definition of a kind; its fields, and those of `defaultConfig`, are those of protos.
+#[test]
+fn every_setting_of_the_mesh_has_a_line() {
+    let files = [
+        "config.proto",
+        "proxy.proto",
+        "destination_rule.proto",
+        "virtual_service.proto",
+        "workload_group.proto",
+        "proxy_config.proto",
+    ];
+    let texts = files.map(|file| {
+        let file = skysail_testkit::cached(&format!("pilot-agent-eed52ebb66ad/{file}"));
+        std::fs::read_to_string(file).unwrap()
+    });
+    let messages = Messages::parse(&texts);
+    let fields = messages.leaves("istio.mesh.v1alpha1.MeshConfig");
+    for known in
+        ["trustDomain", "meshMTLS.minProtocolVersion", "defaultConfig.tracing.customTags.*.header.name"]
+    {
+        assert!(fields.contains(known), "{known}: {fields:#?}");
+    }
+    let table = kinds().iter().find(|table| table.name == "MeshConfig").unwrap();
+    let missing: Vec<&String> = fields.iter().filter(|path| !has_line(table, path)).collect();
+    assert!(
+        missing.is_empty(),
+        "add lines to crates/model/fields/MeshConfig.txt, with support, note and tests: {missing:#?}"
     );
 }

@@ -6,4 +6,5 @@ mod definitions;
 mod findings;
 mod kinds;
 mod named_tests;
+mod protos;
 mod trace;

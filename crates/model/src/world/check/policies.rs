@@ -150,9 +150,9 @@ impl Report<'_> {
         let all = tracing.map(named("tracing")).chain(metrics.map(named("metrics")));
         for (list, index, providers) in all.chain(logs.map(named("accessLogging"))) {
             let field = format!("spec.{list}[{index}].providers");
-            if let Some(removed) = providers.iter().find(|of| self.is_removed(of)) {
-                let message =
-                    format!("{:?} is a provider lightstep, which current proxies do not have", removed.name);
+            let removed = providers.iter().find_map(|of| Some((&of.name, self.removed_kind(of)?)));
+            if let Some((name, kind)) = removed {
+                let message = format!("{name:?} is a provider {kind}, which current proxies do not have");
                 self.report(about, Code::Deprecated, &field, message, "use a provider opentelemetry");
             }
             let unknown = |of: &&ProviderRef| !self.world.has_provider(&of.name);
@@ -163,10 +163,11 @@ impl Report<'_> {
         self.logs_without_provider(about);
     }
 
-    /// Returns whether a provider is of a kind that was removed from Envoy.
-    fn is_removed(&self, provider: &ProviderRef) -> bool {
+    /// Returns the kind of a provider if it was removed from Envoy.
+    fn removed_kind(&self, provider: &ProviderRef) -> Option<&'static str> {
         let mut known = self.world.mesh().extension_providers.iter();
-        known.any(|of| of.name == provider.name && of.lightstep.is_some())
+        let kind = known.find(|of| of.name == provider.name)?.unsupported_kind()?;
+        matches!(kind, "lightstep" | "opencensus").then_some(kind)
     }
 
     /// Reports access logs for which neither their object, nor another one, nor the mesh configuration names a provider.
