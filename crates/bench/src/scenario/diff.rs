@@ -1,8 +1,8 @@
 //! `skysail bench diff`: two results, figure by figure.
 //!
 //! A row is a figure of a peer in a topology. The numbers of connections are the strata of one test ([`rank`]). So a
-//! few rounds are enough, and there are fewer tests whose result may be due to chance. A figure that only one of the
-//! results has, because all turns of the other failed, gets a row of its own.
+//! few rounds are enough, and there are fewer tests whose result may be due to chance. Numbers of connections get a row
+//! of their own if a result has too few rounds of them, or lacks the figure because all its turns failed.
 
 use std::{
     collections::BTreeMap,
@@ -40,6 +40,15 @@ pub(super) struct DiffBounds {
     pub(super) confidence: f64,
     /// Minimum number of rounds of each result.
     pub(super) rounds: u32,
+}
+
+impl DiffBounds {
+    /// Returns true if a result has too few rounds of a stratum. Values that are the same in all rounds need no further
+    /// ones.
+    fn is_short(self, stratum: &Stratum) -> bool {
+        let rounds = stratum.first.len().min(stratum.second.len());
+        rounds < self.rounds as usize && !is_equal(stratum)
+    }
 }
 
 /// Minimum change and confidence, in percent, with the usual number of rounds.
@@ -263,7 +272,7 @@ pub(super) fn compare(
             let limits = &second.scenario.acceptance.limits;
             let has_limit =
                 limits.iter().any(|limit| limit.series() == series && limit.metric == figure.metric);
-            let found = row(series, figure, &strata, bounds).into_iter();
+            let found = judged(series, figure, &strata, bounds).into_iter();
             let found = found.chain(missing(series, figure, &strata));
             let found = found.filter(|row| has_limit || row.verdict != Verdict::InNeither);
             rows.extend(found.map(|row| DiffRow { has_limit, ..row }));
@@ -338,20 +347,25 @@ fn strata(
         .collect()
 }
 
-/// Returns the comparison at the numbers of connections at which both results have the figure.
-fn row(series: Series, figure: &Figure, strata: &[(usize, Stratum)], bounds: DiffBounds) -> Option<DiffRow> {
+/// Returns the comparison at the numbers of connections at which both results have the figure in enough rounds, and the
+/// comparison at the others. So a failed turn takes the verdict from its own number of connections alone.
+fn judged(series: Series, figure: &Figure, strata: &[(usize, Stratum)], bounds: DiffBounds) -> Vec<DiffRow> {
     let common = strata.iter().filter(|(_, one)| !one.first.is_empty() && !one.second.is_empty());
-    let (connections, strata): (Vec<usize>, Vec<Stratum>) = common.cloned().unzip();
-    let (verdict, change) = judge(&strata, bounds)?;
-    Some(DiffRow {
-        series,
-        metric: figure.metric,
-        title: figure.title,
-        verdict,
-        connections,
-        has_limit: false,
-        change: Some(change),
-    })
+    let (short, enough): (Vec<_>, Vec<_>) = common.cloned().partition(|(_, one)| bounds.is_short(one));
+    let row = |strata: Vec<(usize, Stratum)>| {
+        let (connections, strata): (Vec<usize>, Vec<Stratum>) = strata.into_iter().unzip();
+        let (verdict, change) = judge(&strata, bounds)?;
+        Some(DiffRow {
+            series,
+            metric: figure.metric,
+            title: figure.title,
+            verdict,
+            connections,
+            has_limit: false,
+            change: Some(change),
+        })
+    };
+    [enough, short].into_iter().filter_map(row).collect()
 }
 
 /// Compares a figure in the strata. Returns `None` if no stratum has values of both results.
@@ -367,11 +381,8 @@ pub(super) fn judge(strata: &[Stratum], bounds: DiffBounds) -> Option<(Verdict, 
     let change = ratio.map_or(0.0, |ratio| ratio.median - 1.0);
     let confidence = 100.0 * (1.0 - p);
     let is_different = confidence >= bounds.confidence && 100.0 * change.abs() >= bounds.threshold;
-    let rounds = strata.iter().flat_map(|stratum| [stratum.first.len(), stratum.second.len()]).min();
-    let has_rounds = rounds.unwrap_or_default() >= bounds.rounds as usize;
     let verdict = match change > 0.0 {
-        // Values that are the same in all rounds need no further ones.
-        _ if !has_rounds && strata.iter().any(|stratum| !is_equal(stratum)) => Verdict::TooFewRounds,
+        _ if strata.iter().any(|stratum| bounds.is_short(stratum)) => Verdict::TooFewRounds,
         _ if !is_different => Verdict::Same,
         true => Verdict::Worse,
         false => Verdict::Better,
@@ -414,19 +425,20 @@ fn missing(series: Series, figure: &Figure, strata: &[(usize, Stratum)]) -> Vec<
 }
 
 fn text(rows: &[DiffRow], args: &DiffArgs) -> String {
-    let head = ["topology", "peer", "figure", "verdict", "confidence %", "B / A"].map(str::to_owned).to_vec();
+    let head = ["topology", "peer", "connections", "figure", "verdict", "confidence %", "B / A"];
+    let head = head.map(str::to_owned).to_vec();
     let line = |row: &DiffRow| {
         let numbers: Vec<String> = row.connections.iter().map(usize::to_string).collect();
         vec![
             row.series.topology.name().to_owned(),
             row.series.measured_with(),
+            numbers.join(", "),
             row.title.to_owned(),
             row.verdict.name().to_owned(),
             row.change.map_or_else(|| "-".to_owned(), |change| format!("{:.1}", change.confidence)),
-            match row.change {
-                None => format!("{} connections", numbers.join(", ")),
-                Some(change) => change.ratio.map_or_else(|| "-".to_owned(), |ratio| cell(&ratio, 1.0, 2)),
-            },
+            row.change
+                .and_then(|change| change.ratio)
+                .map_or_else(|| "-".to_owned(), |ratio| cell(&ratio, 1.0, 2)),
         ]
     };
     let table = TextTable { head, rows: rows.iter().map(line).collect() };
@@ -443,7 +455,7 @@ fn text(rows: &[DiffRow], args: &DiffArgs) -> String {
         );
     }
     let lines: Vec<String> = lines.iter().map(|line| layout::paragraph(line)).collect();
-    format!("{}\n\n{}\n", table.markdown(3), lines.join("\n"))
+    format!("{}\n\n{}\n", table.markdown(4), lines.join("\n"))
 }
 
 /// Returns the explanations of verdicts. `strata` names what a row combines; `None` if it has one stratum.
@@ -468,8 +480,8 @@ pub(super) fn explain(
     }
     if outcomes.iter().any(|(verdict, _)| *verdict == Verdict::TooFewRounds) {
         lines.push(format!(
-            "too few rounds: a figure differs, and a result has fewer than {} rounds of it. Measure more rounds, or accept fewer \
-             with --min-rounds.",
+            "too few rounds: a figure differs, and a result has fewer than {} rounds of it{place}. Measure more rounds, or accept \
+             fewer with --min-rounds.",
             args.min_rounds
         ));
     }
@@ -500,3 +512,6 @@ fn confidence(text: &str) -> Result<f64, String> {
         _ => Err("must be a number of percent from 50 to 99.999".to_owned()),
     }
 }
+
+#[cfg(test)]
+mod tests;
