@@ -69,7 +69,7 @@ fn ticks(max: f64) -> Vec<f64> {
 }
 
 /// Formats the value of a tick: with commas between thousands, and without zeros at its end.
-fn tick_label(value: f64) -> String {
+pub(crate) fn tick_label(value: f64) -> String {
     let text = format!("{value:.6}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
     let (whole, fraction) = text.split_at(text.find('.').unwrap_or(text.len()));

@@ -7,7 +7,7 @@ use super::{CHARACTER, WIDTH, escape, svg, tick_label, ticks};
 /// Maximum number of characters of a label at the left of its bar. A longer label is above its bar.
 const SHORT_LABEL: usize = 16;
 /// Maximum number of characters of a label.
-const MAX_LABEL: usize = 54;
+const MAX_LABEL: usize = 56;
 /// Space for the numbers at the right of bars.
 const NUMBERS: f64 = 76.0;
 /// Height of a line of text, and of a bar with the space below it.

@@ -32,7 +32,8 @@ pub(super) const RANGE_OF_BARS: &str =
     "Black lines: least and greatest value of the rounds; the number beside is the median.";
 const RANGE_OF_LINES: &str = "Vertical lines: least and greatest value of the rounds; marks of one number of connections are moved apart.";
 /// Explanation of published values in bars, for captions.
-pub(super) const PUBLISHED_BARS: &str = "Pale bars with hollow marks: published, not measured here; the sources have the same \
+pub(super) const PUBLISHED_BARS: &str = "Pale bars with hollow marks: published, not measured here, and of another size than \
+                                         the measured ones, which their names give if it is known; the sources have the same \
                                          numbers below. An arrow: the value is beyond the axis.";
 
 /// Values of a figure by the number of connections.

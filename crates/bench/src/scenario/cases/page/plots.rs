@@ -110,9 +110,13 @@ fn split(case: &str) -> (Vec<&str>, Option<&str>) {
     (rest, peers.first().copied())
 }
 
-/// Returns the label of a published system, with its number in the list of sources.
+/// Returns the label of a published system: its sidecars and its rate, because they may differ from those measured here,
+/// and its number in the list of sources.
 pub(super) fn published_label(of: &PublishedCase, index: usize) -> String {
-    format!("{} [{}]", of.system, index + 1)
+    let sidecars = of.sidecars.map(|number| format!(", {} sidecars", plot::tick_label(f64::from(number))));
+    let rate = of.rate.map(|rate| format!(", {} requests/s", plot::tick_label(rate)));
+    let setting: String = [sidecars, rate].into_iter().flatten().collect();
+    format!("{}{setting} [{}]", of.system, index + 1)
 }
 
 /// Returns the CSS class of a part of a bar.
@@ -151,23 +155,26 @@ fn panel(
     if groups.is_empty() {
         return String::new();
     }
-    let others = published.iter().enumerate().filter_map(|(index, of)| {
+    for (index, of) in published.iter().enumerate() {
         let is_published = |part: &&&Figure| of.metrics.contains_key(part.metric);
         let of_them: Vec<&Figure> = parts.iter().filter(is_published).copied().collect();
         let value: f64 =
             of_them.iter().filter_map(|part| Some(of.metrics.get(part.metric)? / part.unit)).sum();
-        let label = published_label(of, index);
         let words = of_them.iter().map(|part| figures::measured(part)).collect::<Vec<_>>().join(" + ");
-        let is_whole = of_them.len() == parts.len();
-        (!of_them.is_empty()).then(|| Bar {
-            label: if is_whole { label } else { format!("{words}: {label}") },
+        let heading = match of_them.len() {
+            0 => continue,
+            number if number == parts.len() => "published, not measured here".to_owned(),
+            _ => format!("published: {words}"),
+        };
+        let bar = Bar {
+            label: published_label(of, index),
             parts: vec![(value, figures::published_colour(index))],
             range: (value, value),
-        })
-    });
-    let others: Vec<Bar> = others.collect();
-    if !others.is_empty() {
-        groups.push(("published, not measured here".to_owned(), others));
+        };
+        match groups.iter_mut().find(|(of, _)| *of == heading) {
+            Some((_, bars)) => bars.push(bar),
+            None => groups.push((heading, vec![bar])),
+        }
     }
     let words = match parts {
         [one] => figures::measured(one).to_owned(),
