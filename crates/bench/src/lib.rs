@@ -61,6 +61,7 @@ mod layout;
 mod namespace;
 mod network;
 mod node;
+mod percentiles;
 mod plot;
 mod schedule;
 mod tls;

@@ -18,6 +18,7 @@ use crate::{
     load::LoadProtocol,
     node::AUTHORIZER,
     peers::Peer,
+    percentiles,
     topology::{Measurement, Topology},
     variant::{self, Variant},
 };
@@ -319,7 +320,7 @@ impl LatencyReport {
     }
 
     fn legend(&self) -> Vec<String> {
-        let mut lines = vec![legend(self.settings.rounds), COSTS.to_owned()];
+        let mut lines = vec![legend(self.settings.rounds), COSTS.to_owned(), percentiles::RULE.to_owned()];
         lines.extend(self.disturbed());
         if let Some(PeerRatio { peer, other, .. }) = self.comparisons.first() {
             let (peer, other) = (peer.name(), other.name());
@@ -340,7 +341,7 @@ pub(crate) fn legend(rounds: u32) -> String {
     )
 }
 
-/// Returns the figures of a turn by their names in summaries.
+/// Returns the figures of a turn by their names in summaries, without percentiles of too few requests.
 pub(crate) fn metrics(run: &Measurement, baseline: Option<&Measurement>) -> BTreeMap<String, f64> {
     let mut metrics = BTreeMap::new();
     let quantiles = |run: &Measurement| {
@@ -355,6 +356,11 @@ pub(crate) fn metrics(run: &Measurement, baseline: Option<&Measurement>) -> BTre
             metrics.insert(format!("added_{name}_us"), value - without);
         }
     }
+    let samples = baseline.map_or(u64::MAX, Measurement::answered).min(run.answered());
+    metrics.retain(|metric, _| {
+        let of_both = metric.starts_with("added_");
+        percentiles::is_supported(metric, if of_both { samples } else { run.answered() })
+    });
     let mut add = |name: String, value: f64| *metrics.entry(name).or_default() += value;
     for (part, cost) in &run.parts {
         let proxy = part.ends_with(PROXY);
@@ -378,7 +384,8 @@ pub(crate) fn metrics(run: &Measurement, baseline: Option<&Measurement>) -> BTre
     }
     add("answers_per_second".to_owned(), run.answers_per_second);
     add("other_cpus".to_owned(), run.other_cpus);
-    if let Some(late) = run.generator_late_p99_us {
+    let is_supported = percentiles::is_supported("generator_late_p99_us", run.requests);
+    if let Some(late) = run.generator_late_p99_us.filter(|_| is_supported) {
         add("generator_late_p99_us".to_owned(), late);
     }
     metrics

@@ -27,6 +27,7 @@ use crate::{
     namespace::free_ports,
     node::{AUTHORIZER, Extra, Node, Protocol, Role},
     peers::Peer,
+    percentiles,
     perf::PerfRecording,
     stream::Tls,
     tls,
@@ -205,16 +206,22 @@ pub(crate) struct Measurement {
 }
 
 impl Measurement {
+    /// Returns the number of requests with a latency.
+    pub(crate) fn answered(&self) -> u64 {
+        self.requests.saturating_sub(self.unanswered + self.refused)
+    }
+
     /// Returns the most important figures, for a line of progress.
     pub(crate) fn short(&self) -> String {
         let latency = &self.latency_us;
+        let shown = |metric: &str, value: f64| percentiles::shown(metric, value, self.answered());
         let costs = self.parts.iter().map(|(part, cost)| format!("{part} {:.1}", cost.cpu_us_per_request));
         let costs: Vec<String> = costs.collect();
         format!(
-            "P50 {:.0} P99 {:.0} P99.9 {:.0} µs; CPU µs/request {}; others' CPUs {:.2}",
-            latency.p50,
-            latency.p99,
-            latency.p99_9,
+            "P50 {} P99 {} P99.9 {} µs; CPU µs/request {}; others' CPUs {:.2}",
+            shown("p50", latency.p50),
+            shown("p99", latency.p99),
+            shown("p99_9", latency.p99_9),
             costs.join(", "),
             self.other_cpus
         )

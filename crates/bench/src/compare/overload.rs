@@ -49,6 +49,19 @@ pub(crate) struct Overload {
     pub(crate) rss_most_kb: u64,
 }
 
+impl Overload {
+    /// Returns the number of requests of which a percentile is, in phases of this length.
+    pub(super) fn samples(&self, metric: &str, seconds: f64) -> u64 {
+        let rate = match metric.split('_').next() {
+            // Half of the maximum throughput, in the second half of the phase.
+            Some("calm") => self.capacity / 4.0,
+            Some("any") => self.answered + self.refused,
+            _ => self.answered,
+        };
+        (rate * seconds) as u64
+    }
+}
+
 /// Number of connections that measure the maximum throughput.
 const FLAT_OUT: usize = 32;
 /// Resolution of the recovery time.

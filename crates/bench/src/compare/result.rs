@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::overload::Overload;
 use crate::{
     accounting::Memory,
+    percentiles,
     report::{self, Machine, Program, Spread},
     topology::Measurement,
 };
@@ -220,7 +221,10 @@ impl Comparison {
                 ("rss_before_kb", Some(overload.rss_before_kb as f64)),
                 ("rss_most_kb", Some(overload.rss_most_kb as f64)),
             ];
-            metrics.extend(figures.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
+            let is_supported =
+                |name: &str| percentiles::is_supported(name, overload.samples(name, self.settings.seconds));
+            let figures = figures.into_iter().filter(|(name, _)| is_supported(name));
+            metrics.extend(figures.filter_map(|(name, value)| Some((name.to_owned(), value?))));
         }
         let idle = run.shown.held.first().map(|held| held.memory.rss_kb as f64);
         for HeldMemory { connections, memory } in &run.shown.held {

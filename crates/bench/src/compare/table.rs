@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     layout::{self, TextTable},
+    percentiles,
     report::{self, cell},
 };
 
@@ -100,6 +101,13 @@ pub(super) fn tables(comparison: &Comparison) -> String {
 fn legend(comparison: &Comparison) -> Vec<String> {
     let has = |metric: &str| comparison.summary.iter().any(|row| row.metrics.contains_key(metric));
     let mut lines = vec![report::legend(comparison.settings.rounds)];
+    if comparison
+        .summary
+        .iter()
+        .any(|row| row.metrics.keys().any(|metric| percentiles::is_percentile(metric)))
+    {
+        lines.push(percentiles::RULE.to_owned());
+    }
     if has("cpu_proxies_us_per_request") {
         lines.push(
             "CPU µs: of all proxies, for a request; in handshakes for a connection with its request, in tcp for a megabyte."
@@ -132,8 +140,9 @@ pub(super) fn short(shown: &TurnResult) -> String {
         let costs = parts.iter().map(|(part, cost)| format!("{part} {:.1}", cost.cpu_us_per_request));
         let latency = &measurement.latency_us;
         // A transfer in one direction has no latency.
-        let latency =
-            (latency.max > 0.0).then(|| format!(", P50 {:.0} P99 {:.0} µs", latency.p50, latency.p99));
+        let shown = |metric: &str, value: f64| percentiles::shown(metric, value, measurement.answered());
+        let latency = (latency.max > 0.0)
+            .then(|| format!(", P50 {} P99 {} µs", shown("p50", latency.p50), shown("p99", latency.p99)));
         return format!(
             "{:.0}/s{}, CPU µs each: {}; others' CPUs {:.2}",
             measurement.answers_per_second,

@@ -16,7 +16,7 @@ fn measurement(p50: f64, cpu: f64) -> Measurement {
     };
     let parts = [("client", 1.0), ("server", 2.0), ("client-proxy", cpu), ("server-proxy", cpu)];
     Measurement {
-        requests: 1_000,
+        requests: 10_000,
         unanswered: 0,
         refused: 0,
         resumed: 0,

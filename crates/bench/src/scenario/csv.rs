@@ -15,6 +15,7 @@ use crate::{
     access_log::AccessLog,
     load::LoadProtocol,
     peers::Peer,
+    percentiles,
     report::{LatencySettings, Series},
     results, stage,
     topology::Topology,
@@ -44,7 +45,8 @@ const SIDECARS: [(&str, &str, &str); 3] = [
 /// CPU in thousandths up to which a sidecar counts as idle. Its CPU and memory are then ignored.
 const IDLE: f64 = 5.0;
 
-/// Returns the header, and a line for each turn with a measurement. `StartTime` of each line is the start of the run.
+/// Returns the header, and a line for each turn with a measurement. `StartTime` of each line is the start of the run. The
+/// cell of a percentile that too few requests support is empty.
 pub(super) fn write(result: &ScenarioResult) -> String {
     let settings = &result.report.settings;
     let start = stage::rfc3339(stage::utc(result.report.started), "");
@@ -69,9 +71,11 @@ pub(super) fn write(result: &ScenarioResult) -> String {
             run.connections.to_string(),
             format!("{:.1}", measurement.answers_per_second),
         ];
-        cells.extend(
-            [latency.p50, latency.p90, latency.p99, latency.p99_9].map(|value| format!("{value:.0}")),
-        );
+        let values = [latency.p50, latency.p90, latency.p99, latency.p99_9];
+        cells.extend(LATENCIES.iter().zip(values).map(|((_, metric), value)| {
+            let is_supported = percentiles::is_supported(metric, measurement.answered());
+            if is_supported { format!("{value:.0}") } else { String::new() }
+        }));
         let part = |name: &str| measurement.parts.get(name);
         let cpu = |name: &str| {
             part(name).map(|cost| cost.cpu_us_per_request * measurement.answers_per_second / 1e3)

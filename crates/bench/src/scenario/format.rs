@@ -14,6 +14,7 @@ use crate::{
     access_log::{self, AccessLog},
     load::LoadProtocol,
     peers::Peer,
+    percentiles,
     report::{LatencySettings, Series},
     topology::Topology,
     variant::{self, Variant},
@@ -437,6 +438,15 @@ impl Scenario {
             let field = |field: &str| format!("acceptance.limits[{index}].{field}");
             ensure(Measure::figure(&limit.metric).is_some(), &field("metric"), unknown_metric)?;
             within(&field("at_most"), limit.at_most, 0.0, 1e12)?;
+            let settings = self.settings(SizeName::Default, None);
+            let requests = f64::from(settings.qps) * settings.seconds;
+            let is_supported = percentiles::is_supported(&limit.metric, requests as u64);
+            ensure(is_supported, &field("metric"), || {
+                format!(
+                    "has too few of the {requests:.0} requests of a turn in the size default beyond it, so the limit is never \
+                     checked; use another percentile or more seconds"
+                )
+            })?;
             let has_peer = limit.peer.is_some();
             ensure(has_peer != (limit.topology == Topology::Baseline), &field("peer"), || {
                 "must name a peer, unless the topology is baseline".to_owned()

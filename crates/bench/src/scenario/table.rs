@@ -9,6 +9,7 @@ use super::{
 use crate::{
     access_log,
     layout::{self, TextTable},
+    percentiles,
     report::{self, cell},
     topology::Topology,
     variant,
@@ -103,6 +104,9 @@ pub(super) fn legend(result: &ScenarioResult) -> Vec<String> {
          requests/s. added: over the baseline of the same round."
             .to_owned(),
     ];
+    if result.scenario.figures().any(|figure| percentiles::is_percentile(figure.metric)) {
+        lines.push(percentiles::RULE.to_owned());
+    }
     if !access_log::is_only_none(&result.report.settings.access_logs) {
         lines.push(
             "file, stdout, otlp: destination of the access log of each sidecar; a row without one has no access log. Of it \

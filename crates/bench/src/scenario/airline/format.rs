@@ -9,6 +9,7 @@ use crate::{
     airline::{AirlineDatabase, AirlineLoad, AirlineMeasurement, AirlineTrial, AirlineVariant},
     mesh::MeshPart,
     peers::Peer,
+    percentiles,
     scenario::{
         cases::{
             CaseLimit, CaseReport, CaseSettings, CaseStudy, PublishedCase, check_limits, check_published,
@@ -331,6 +332,7 @@ impl CaseStudy for AirlineScenario {
         ]);
         let latency = measured.at_rate.latency_us.iter();
         metrics.extend(latency.map(|(name, value)| (format!("latency_{name}_us"), *value)));
+        percentiles::retain(&mut metrics, measured.at_rate.calls);
         for (part, cost) in &measured.parts {
             let name = match part {
                 MeshPart::Sidecars => "sidecars",

@@ -66,7 +66,7 @@ fn measurement(peer: Option<Peer>, factor: f64, failed: u64) -> AirlineMeasureme
     AirlineMeasurement {
         sidecars: if peer.is_some() { 7 } else { 0 },
         ready_seconds: 1.5,
-        at_rate: trial(200, failed),
+        at_rate: trial(2_000, failed),
         of_users: calls(4_000.0),
         within_limit: calls(3_000.0),
         searched: vec![(1_600.0, false), (1_500.0, true)],
@@ -151,10 +151,10 @@ fn a_variant_has_a_case_of_each_peer() {
 
 #[test]
 fn failed_calls_and_limits_are_checked() {
-    assert_eq!(result(1.0, 2).violations, [""; 0], "1 % may fail");
-    let refused = result(1.0, 3).violations;
+    assert_eq!(result(1.0, 20).violations, [""; 0], "1 % may fail");
+    let refused = result(1.0, 21).violations;
     assert_eq!(refused.len(), 7);
-    assert_eq!(refused[0], "3 of 200 calls failed, at most 1 % may fail, in round 1, variant full/skysail");
+    assert_eq!(refused[0], "21 of 2000 calls failed, at most 1 % may fail, in round 1, variant full/skysail");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     layout::{self, TextTable},
+    percentiles,
     report::{self, cell},
     scenario::format::Figure,
 };
@@ -81,6 +82,10 @@ fn table<S: CaseStudy>(group: S::Group, rows: &[&CaseSummary]) -> TextTable {
 /// Returns the explanations of the figures, and the sources of those of others.
 pub(super) fn legend<S: CaseStudy>(result: &CaseResult<S>) -> Vec<String> {
     let mut lines = result.scenario.legend(&result.report);
+    let mut figures = result.scenario.groups().iter().flat_map(|group| S::figures(*group));
+    if figures.any(|figure| percentiles::is_percentile(figure.metric)) {
+        lines.push(percentiles::RULE.to_owned());
+    }
     lines.extend(result.report.disturbed());
     let unavailable = result.report.unavailable();
     let unavailable = unavailable.iter().map(|reason| reason.trim_end_matches('.'));

@@ -12,6 +12,7 @@ use super::{
 use crate::{
     control::ControlArgs,
     dns::DnsArgs,
+    percentiles,
     scenario::{
         cases::{
             CaseLimit, CaseReport, CaseSettings, CaseStudy, PublishedCase, check_limits, check_published,
@@ -21,6 +22,8 @@ use crate::{
     },
 };
 
+/// Percentile over the sidecars.
+const CONNECT_P99: &str = "connect_p99_ms";
 /// Figure of Envoys.
 const ENVOYS: &str = "queries_envoys_per_second";
 
@@ -120,7 +123,7 @@ impl CommandMeasure {
     pub(super) fn figures(self) -> &'static [Figure] {
         const CONNECT: [Figure; 3] = [
             figure("connect_seconds", "all configured s", 1.0, 2),
-            figure("connect_p99_ms", "each P99 ms", 1.0, 0),
+            figure(CONNECT_P99, "each P99 ms", 1.0, 0),
             figure("connect_cpu_ms", "CPU of each ms", 1.0, 2),
         ];
         const CHANGES: [Figure; 8] = [
@@ -336,7 +339,11 @@ impl CaseStudy for CommandScenario {
     }
 
     fn metrics(measured: &CommandMeasurement) -> BTreeMap<String, f64> {
-        measured.figures.clone()
+        let mut figures = measured.figures.clone();
+        if !percentiles::is_supported(CONNECT_P99, measured.sidecars) {
+            figures.remove(CONNECT_P99);
+        }
+        figures
     }
 
     fn legend(&self, report: &CaseReport<Self>) -> Vec<String> {

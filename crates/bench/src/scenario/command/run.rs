@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     peers::Peer,
+    percentiles,
     report::Machine,
     scenario::{
         cases::{self, CaseResult, CaseSettings},
@@ -106,14 +107,17 @@ pub(super) fn figures(result: &Value) -> BTreeMap<String, f64> {
         ("connect_seconds", "/connect/seconds"),
         ("connect_p99_ms", "/connect/ms/p99"),
         ("connect_cpu_ms", "/connect/cpu_ms_each"),
-        ("churn_p99_ms", "/churn/ms/p99"),
         ("churn_cpu_ms", "/churn/cpu_ms_each"),
         ("queries_skysail_per_second", "/skysail/per_second"),
         ("queries_envoys_per_second", "/envoys_per_second"),
     ] {
         add(name, result.pointer(pointer).and_then(Value::as_f64));
     }
-    let churn = result.pointer("/churn/per_second").and_then(Value::as_f64);
+    let of_churn = |field: &str| result.pointer(&format!("/churn/{field}")).and_then(Value::as_f64);
+    let churn = of_churn("per_second");
+    let reconnected = churn.zip(of_churn("seconds")).map(|(rate, seconds)| (rate * seconds).round() as u64);
+    let is_supported = reconnected.is_some_and(|number| percentiles::is_supported("churn_p99_ms", number));
+    add("churn_p99_ms", of_churn("ms/p99").filter(|_| is_supported));
     add("churn_interval_ms", churn.filter(|rate| *rate > 0.0).map(|rate| 1e3 / rate));
     for change in result["changes"].as_array().into_iter().flatten() {
         let Some(name) = change["change"].as_str() else { continue };

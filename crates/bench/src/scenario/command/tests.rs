@@ -81,7 +81,7 @@ fn results_of_both_benchmarks_give_figures() {
         "idle_mb": 20.0, "left_mb": 30.0,
         "connect": {"seconds": 2.0, "cpu_ms_each": 1.5, "ms": {"p99": 90.0}, "resident_mb": 100.0, "peak_mb": 110.0},
         "changes": [{"change": "endpoint", "last_ms": 40.0, "cpu_ms": 50.0}],
-        "churn": {"per_second": 500.0, "cpu_ms_each": 1.0, "ms": {"p99": 80.0}},
+        "churn": {"per_second": 500.0, "seconds": 10.0, "cpu_ms_each": 1.0, "ms": {"p99": 80.0}},
     });
     let control = figures(&control);
     assert_eq!((control["churn_interval_ms"], control["endpoint_last_ms"]), (2.0, 40.0));

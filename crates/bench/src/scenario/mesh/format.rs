@@ -15,6 +15,7 @@ use crate::{
     graph::{GraphDeployment, MeshPolicies},
     mesh::{MeshMeasurement, MeshPart},
     peers::Peer,
+    percentiles::is_supported,
     scenario::{
         CPU_PRICE,
         cases::{
@@ -387,9 +388,9 @@ impl CaseStudy for MeshScenario {
             failed => format!(", {failed} of {} requests failed", measured.requests),
         };
         format!(
-            "ready after {:.1} s, P99 {:.2} ms, sidecars {:.0} µs of CPU for a request{failed}",
+            "ready after {:.1} s, P50 {:.2} ms, sidecars {:.0} µs of CPU for a request{failed}",
             measured.ready_seconds,
-            of("latency_p99_us") / 1e3,
+            of("latency_p50_us") / 1e3,
             of("cpu_sidecars_us_per_request")
         )
     }
@@ -447,7 +448,9 @@ impl CaseStudy for MeshScenario {
         let of_request = |cpu_us_per_second: f64| cpu_us_per_second * measured.seconds / requests;
         let mut metrics = BTreeMap::from([("ready_seconds".to_owned(), measured.ready_seconds)]);
         let mut add = |name: &str, value: f64| metrics.insert(name.to_owned(), value);
-        for (name, value) in &measured.latency_us {
+        let unsent = measured.errors.get("unsent").copied().unwrap_or_default();
+        let samples = measured.requests.saturating_sub(unsent);
+        for (name, value) in measured.latency_us.iter().filter(|(name, _)| is_supported(name, samples)) {
             add(&format!("latency_{name}_us"), *value);
         }
         let percent = |failed: u64| failed as f64 * 100.0 / measured.requests.max(1) as f64;

@@ -231,7 +231,8 @@ fn figures_are_those_of_a_request_between_pods() {
     assert_eq!(of("cpu_control_percent"), Some(1.0));
     assert_eq!(of("cpu_idle_sidecar_us_per_second"), Some(1_000.0), "5 ms for 5 sidecars");
     assert_eq!(of("rss_sidecar_kb"), Some(2_048.0));
-    assert_eq!(of("latency_p99_9_us"), Some(2_500.0));
+    assert_eq!(of("latency_p99_us"), Some(1_900.0));
+    assert_eq!(of("latency_p99_9_us"), None, "1,000 requests do not support it");
     let plain = MeshScenario::metrics(&measurement(None, 1.0, 0));
     assert!(!plain.contains_key("cpu_sidecars_us_per_request"), "{plain:?}");
 }
@@ -262,7 +263,11 @@ fn tables_and_page_show_meshes_and_what_others_published() {
     assert!(others.contains(scale), "{others}");
     let mut figures = 0;
     let page = crate::html::document("x", &section(&all, &mut figures));
-    assert_eq!((page.matches("<svg ").count(), figures), (18, 8), "nine plots in four groups for two meshes");
+    assert_eq!(
+        (page.matches("<svg ").count(), figures),
+        (16, 8),
+        "eight plots in four groups for two meshes"
+    );
     for text in [
         r#"<rect class="none""#,
         r#"<rect class="peer0""#,
@@ -270,10 +275,10 @@ fn tables_and_page_show_meshes_and_what_others_published() {
         r#"<span class="key peer0"></span>skysail</li>"#,
         r#"<span class="key peer1"></span>envoy</li>"#,
         ">Time until the mesh is ready, s</text>",
-        ">P99.9 of latency, ms</text>",
+        ">P99 of latency, ms</text>",
         "<dt>tree</dt><dd>mesh: ",
         r#"<circle class="published"#,
-        ">Other 2 [2]</text>",
+        ">Other 2, 2,000 sidecars, 70,000 requests/s [2]</text>",
     ] {
         assert!(page.contains(text), "{text}: {page}");
     }

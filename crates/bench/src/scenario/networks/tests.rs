@@ -47,7 +47,7 @@ fn measurement(p50: f64, refused: u64) -> Measurement {
     let memory = Some(Memory { rss_kb: 2_048, ..Memory::default() });
     let cost = Cost { cpu_us_per_request: p50, cpu_user_us_per_request: None, memory };
     Measurement {
-        requests: 1_000,
+        requests: 10_000,
         unanswered: 0,
         refused,
         resumed: 0,
@@ -166,7 +166,8 @@ fn tables_and_page_name_networks_that_the_machine_lacks() {
         "bandwidth 10 Mbit/s",
         r#"<rect class="peer0""#,
         r#"<span class="key none part1"></span>paler: CPU time of client and server</li>"#,
-        ">CPU time of all sidecars: Other [1]</text>",
+        ">published: CPU time of all sidecars</text>",
+        ">Other, 1,000 requests/s [1]</text>",
         "published, not measured here",
     ] {
         assert!(page.contains(text), "{text}: {page}");
