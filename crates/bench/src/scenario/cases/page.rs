@@ -59,8 +59,9 @@ pub(in crate::scenario) fn section<S: CaseStudy>(result: &CaseResult<S>, figures
 fn terms<S: CaseStudy>(result: &CaseResult<S>) -> Vec<figures::Term> {
     // A scenario has been read from JSON or YAML, so it has a JSON form.
     let scenario = serde_json::to_value(&result.scenario).unwrap_or_default();
+    let cases = serde_json::to_value(&result.report.settings.cases).unwrap_or_default();
     let names: Vec<&str> = figures_of(result).map(|figure| figure.metric).collect();
-    figures::of_cases(&scenario, &result.report.peers, names.into_iter())
+    figures::of_cases((&scenario, &cases), &result.report.peers, names.into_iter())
 }
 
 fn figures_of<S: CaseStudy>(result: &CaseResult<S>) -> impl Iterator<Item = &'static Figure> {

@@ -1,5 +1,6 @@
 //! Terms of a page with their meanings, for readers without the documentation: names of topologies, peers, networks and
-//! inputs from tables, and those that a scenario defines from its fields.
+//! inputs from tables, and those that a scenario defines from its fields. Cases are those that were measured: a size may
+//! have other numbers than the scenario, and fewer cases.
 
 use std::collections::BTreeMap;
 
@@ -124,6 +125,23 @@ const ARGUMENTS: Meanings = &[
     ("--changes", "changes: {}"),
     ("--repeat", "repetitions of each change: {}"),
     ("--seconds", "seconds: {}"),
+    ("--mesh", "amount of configuration: {}"),
+    ("--cluster", "sizes from the file {}"),
+    ("--set", "value of the file's templates: {}"),
+    ("--used", "services that each workload uses: {}"),
+    ("--whole-routes", "virtual hosts within their route configuration"),
+    ("--form", "form of the protocol: {}"),
+    ("--tls", "mutual TLS"),
+    ("--streams", "sidecars for each connection: {}"),
+    ("--at-once", "sidecars that connect at the same time: {}"),
+    ("--all-changes", "all changes that the mesh permits"),
+    ("--resolution", "resolution of the ServiceEntries: {}"),
+    ("--ttl", "TTL of addresses in seconds: {}"),
+    ("--copies", "copies: {}"),
+    ("--type", "protocol: {}"),
+    ("--request-size", "size of requests: {}"),
+    ("--response-size", "size of responses: {}"),
+    ("--error-rate", "responses that are errors: {}"),
     ("--levels", "levels: {}"),
     ("--branches", "calls of each service to the next level: {}"),
     ("--replicas", "workers of each service: {}"),
@@ -132,6 +150,8 @@ const ARGUMENTS: Meanings = &[
     ("--policies", "policies: {}"),
     ("tree", "a tree of services"),
     ("star", "an entry point that calls all other services"),
+    ("mesh", "levels of services, each of which calls all services of the next level"),
+    ("demo", "an entry point that calls random copies of a demo application of ten services"),
 ];
 /// Ends and beginnings of the names of figures, with the term that they use.
 const MEASURES: &[(&str, &str, &str)] = &[
@@ -139,7 +159,7 @@ const MEASURES: &[(&str, &str, &str)] = &[
         "_p",
         "P50, P90, P99, P99.9",
         "percentiles: 50 %, 90 %, 99 % or 99.9 % of requests (or of sidecars) took at most this time. Latency counts from when a request was \
-         due, so it includes the time that the request waited",
+         due, so it includes the time that the request waited. A turn with fewer than 10 requests beyond a percentile does not have it",
     ),
     ("added_", "over the baseline", "latency with sidecars less that without, in the same round"),
     (
@@ -163,37 +183,49 @@ pub(in crate::scenario) fn of_traffic(result: &ScenarioResult) -> Vec<Term> {
     terms
 }
 
-/// Returns the terms of a page of cases. `scenario` has the fields of the scenario, `figures` are the names of its
-/// figures.
+/// Returns the terms of a page of cases. `scenario` has the fields of the scenario, `cases` those of the measured cases,
+/// `figures` are the names of its figures.
 pub(in crate::scenario) fn of_cases<'a>(
-    scenario: &Value,
+    (scenario, cases): (&Value, &Value),
     peers: &BTreeMap<String, Program>,
     figures: impl Iterator<Item = &'a str> + Clone,
 ) -> Vec<Term> {
     let mut terms = of_peers(peers);
-    let list = |field: &str| scenario[field].as_array().into_iter().flatten();
-    for network in list("networks") {
-        terms.extend(name_of(network).map(|name| Term { name, meaning: network_words(network) }));
+    let cases = || cases.as_array().into_iter().flatten();
+    let of_cases = |field: &str| {
+        let mut values: Vec<&Value> = Vec::new();
+        for value in cases().map(|case| &case[field]).filter(|value| !value.is_null()) {
+            if !values.contains(&value) {
+                values.push(value);
+            }
+        }
+        values
+    };
+    let (networks, meshes) = (of_cases("network"), of_cases("mesh"));
+    for network in scenario["networks"].as_array().into_iter().flatten() {
+        if networks.contains(&&network["name"]) {
+            terms.extend(name_of(network).map(|name| Term { name, meaning: network_words(network) }));
+        }
     }
-    for mesh in list("meshes") {
+    for &mesh in &meshes {
         terms.extend(name_of(mesh).map(|name| Term { name, meaning: mesh_words(mesh) }));
         let phases = mesh["phases"].as_array().into_iter().flatten();
         terms.extend(
             phases.filter_map(|phase| Some(Term { name: name_of(phase)?, meaning: phase_words(phase) })),
         );
     }
-    if list("networks").chain(list("meshes")).next().is_some() {
+    if !networks.is_empty() || !meshes.is_empty() {
         terms.push(term("none, no sidecar", "without sidecars and without mutual TLS"));
     }
-    let variants = list("variants").filter_map(Value::as_str);
+    let variants = of_cases("variant").into_iter().filter_map(Value::as_str);
     terms.extend(variants.filter_map(|name| named(AIRLINE, name)));
-    for case in list("cases") {
+    for case in cases().filter(|case| case["arguments"].is_string()) {
         terms.extend(name_of(case).map(|name| Term { name, meaning: command_words(case) }));
     }
-    for input in list("inputs") {
-        terms.extend(input_term(input));
-    }
-    if list("inputs").next().is_some() {
+    let inputs: Vec<Term> = cases().filter_map(input_term).collect();
+    let has_inputs = !inputs.is_empty();
+    terms.extend(inputs);
+    if has_inputs {
         terms.extend(GENERATION.iter().map(|(name, meaning)| term(name, meaning)));
     }
     terms.extend(of_figures(figures));
@@ -328,7 +360,10 @@ fn argument_words(arguments: &str) -> String {
     let mut words: Vec<String> = Vec::new();
     let mut rest = arguments.split_whitespace().peekable();
     while let Some(argument) = rest.next() {
-        let value = rest.next_if(|next| argument.starts_with("--") && !next.starts_with("--"));
+        let (argument, value) = match argument.split_once('=') {
+            Some((argument, value)) => (argument, Some(value)),
+            None => (argument, rest.next_if(|next| argument.starts_with("--") && !next.starts_with("--"))),
+        };
         let meaning = ARGUMENTS.iter().find(|(name, _)| *name == argument).map(|(_, meaning)| *meaning);
         words.push(match (meaning, value) {
             (Some(meaning), Some(value)) => meaning.replace("{}", value),
@@ -342,10 +377,11 @@ fn argument_words(arguments: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::{Args as _, Command};
     use serde_json::json;
 
     use super::*;
-    use crate::topology::Topology;
+    use crate::{control::ControlArgs, dns::DnsArgs, topology::Topology};
 
     fn meaning(terms: &[Term], name: &str) -> String {
         terms
@@ -379,19 +415,30 @@ mod tests {
             "networks": [
                 {"name": "narrow", "kind": "routed", "bandwidth_mbit": 20},
                 {"name": "far", "kind": "routed", "delay_ms": 1.0, "loss_percent": 0.01},
+                {"name": "unmeasured", "kind": "routed"},
             ],
-            "meshes": [{
-                "name": "tree", "graph": "tree --levels 3 --branches 5", "rate": 10, "connections": 8,
-                "phases": [
-                    {"name": "before", "rate_percent": 100.0},
-                    {"name": "degraded", "changes": [{"service": "svc-0", "replicas": 1, "set": {"delay": "400ms"}}]},
-                ],
-            }],
-            "variants": ["none", "full"],
-            "cases": [{"name": "churn-25", "arguments": "--sidecars 5000 --churn 25 --new 7"}],
-            "inputs": [{"name": "http-10", "template": "http", "services": 10, "instances": 0}],
+            "meshes": [{"name": "tree", "graph": "tree --levels 9 --branches 9", "rate": 99, "connections": 8}],
+            "cases": [{"name": "churn-50", "arguments": "--sidecars 5000 --churn 50"}],
         });
-        let terms = of_cases(&scenario, &peers, ["latency_p99_us", "rss_proxies_kb"].into_iter());
+        let mesh = json!({
+            "name": "tree", "graph": "tree --levels 3 --branches 5", "rate": 10, "connections": 8,
+            "phases": [
+                {"name": "before", "rate_percent": 100.0},
+                {"name": "degraded", "changes": [{"service": "svc-0", "replicas": 1, "set": {"delay": "400ms"}}]},
+            ],
+        });
+        // No study has cases of all these kinds.
+        let cases = json!([
+            {"name": "narrow/none/16", "network": "narrow"},
+            {"name": "far/none/16", "network": "far"},
+            {"name": "tree/none/before", "mesh": mesh, "phase": "before"},
+            {"name": "tree/none/degraded", "mesh": mesh, "phase": "degraded"},
+            {"name": "none", "variant": "none"},
+            {"name": "full/skysail", "variant": "full"},
+            {"name": "churn-25", "arguments": "--sidecars=5000 --churn 25 --streams 2 --new 7"},
+            {"name": "http-10", "template": "http", "services": 10, "instances": 0},
+        ]);
+        let terms = of_cases((&scenario, &cases), &peers, ["latency_p99_us", "rss_proxies_kb"].into_iter());
         for (name, words) in [
             (
                 "narrow",
@@ -406,7 +453,10 @@ mod tests {
             ("degraded", "workers of svc-0 (1): delay 400ms"),
             ("full", "all access policies"),
             ("none, no sidecar", "without sidecars"),
-            ("churn-25", "simulated sidecars: 5000, 25 % of the sidecars disconnect and reconnect, --new 7"),
+            (
+                "churn-25",
+                "simulated sidecars: 5000, 25 % of the sidecars disconnect and reconnect, sidecars for each connection: 2, --new 7",
+            ),
             ("http-10", "services with one HTTP port; services or objects: 10"),
             ("envoy", "the proxy Envoy, which Istio uses, with the same configuration; version 1.40.0"),
             ("P50, P90, P99, P99.9", "99 % or 99.9 % of requests (or of sidecars) took at most this time"),
@@ -416,5 +466,34 @@ mod tests {
             assert!(meaning(&terms, name).contains(words), "{name}: {}", meaning(&terms, name));
         }
         assert!(!terms.iter().any(|term| term.name == "CPU time"), "no figure is one: {terms:?}");
+        let of = |name: &str| terms.iter().filter(|term| term.name == name).count();
+        assert_eq!((of("tree"), of("unmeasured"), of("churn-50")), (1, 0, 0), "{terms:?}");
+        let words = argument_words("demo --copies 4 --probability 50");
+        assert!(words.starts_with("an entry point that calls random copies"), "{words}");
+    }
+
+    #[test]
+    fn every_option_of_a_case_has_words() {
+        let other = [
+            "hostile",
+            "attacks",
+            "connections",
+            "kubeconfig",
+            "istiod",
+            "skysail",
+            "envoy",
+            "no-envoy",
+            "result",
+            "output",
+        ];
+        for command in
+            [ControlArgs::augment_args(Command::new("x")), DnsArgs::augment_args(Command::new("x"))]
+        {
+            for option in command.get_arguments().filter_map(clap::Arg::get_long) {
+                let name = format!("--{option}");
+                let has_words = ARGUMENTS.iter().any(|(of, _)| *of == name);
+                assert!(has_words || other.contains(&option), "{option}: add it to ARGUMENTS");
+            }
+        }
     }
 }
