@@ -6,24 +6,29 @@
 
 use anyhow::ensure;
 
-use super::format::MAX_SERVICES;
+use super::{format::MAX_SERVICES, model::CERTAIN};
 
+/// Probability of each of three versions, in percent.
+const THIRD: f64 = 33.333_333;
 /// Services of a copy, with the services that each calls and the probability in percent.
-const SERVICES: [(&str, &[(&str, u32)]); 10] = [
-    ("app", &[("web", 50), ("productpage", 50)]),
-    ("web", &[("emoji", 100), ("voting", 100)]),
+const SERVICES: [(&str, &[(&str, f64)]); 10] = [
+    ("app", &[("web", 50.0), ("productpage", 50.0)]),
+    ("web", &[("emoji", CERTAIN), ("voting", CERTAIN)]),
     ("emoji", &[]),
     ("voting", &[]),
-    ("productpage", &[("details", 100), ("reviews-v1", 33), ("reviews-v2", 33), ("reviews-v3", 33)]),
+    (
+        "productpage",
+        &[("details", CERTAIN), ("reviews-v1", THIRD), ("reviews-v2", THIRD), ("reviews-v3", THIRD)],
+    ),
     ("details", &[]),
     ("reviews-v1", &[]),
-    ("reviews-v2", &[("ratings", 100)]),
-    ("reviews-v3", &[("ratings", 100)]),
+    ("reviews-v2", &[("ratings", CERTAIN)]),
+    ("reviews-v3", &[("ratings", CERTAIN)]),
     ("ratings", &[]),
 ];
 
 /// Names of services, each with its callees and their probability in percent.
-pub(super) type DemoServices = Vec<(String, Vec<(String, u32)>)>;
+pub(super) type DemoServices = Vec<(String, Vec<(String, f64)>)>;
 
 /// Returns the entry point and the services of all copies.
 ///
@@ -33,7 +38,7 @@ pub(super) fn services(copies: u32) -> anyhow::Result<DemoServices> {
     let most = (MAX_SERVICES - 1) / SERVICES.len();
     ensure!((1..=most).contains(&(copies as usize)), "--copies must be from 1 to {most}");
     let name = |service: &str, copy: u32| format!("{service}-{copy}");
-    let share = (100.0 / f64::from(copies)).round().max(1.0) as u32;
+    let share = share_of(copies);
     let apps = (1..=copies).map(|copy| (name("app", copy), share)).collect();
     let of_copy = |copy: u32| {
         SERVICES.into_iter().map(move |(service, callees)| {
@@ -42,6 +47,12 @@ pub(super) fn services(copies: u32) -> anyhow::Result<DemoServices> {
         })
     };
     Ok(std::iter::once(("entry".to_owned(), apps)).chain((1..=copies).flat_map(of_copy)).collect())
+}
+
+/// Returns the probability of one of so many alternatives in percent, with six decimals.
+fn share_of(number: u32) -> f64 {
+    const DECIMALS: f64 = 1e6;
+    (CERTAIN / f64::from(number) * DECIMALS).round() / DECIMALS
 }
 
 #[cfg(test)]
@@ -54,11 +65,17 @@ mod tests {
         assert_eq!(all.len(), 41);
         let (entry, apps) = &all[0];
         assert_eq!(entry, "entry");
-        assert_eq!(*apps, [1, 2, 3, 4].map(|copy| (format!("app-{copy}"), 25)));
+        assert_eq!(*apps, [1, 2, 3, 4].map(|copy| (format!("app-{copy}"), 25.0)));
         let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
         assert!(
             all.iter().flat_map(|(_, callees)| callees).all(|(callee, _)| names.contains(&callee.as_str()))
         );
+        // The mean number of copies that a request reaches is one for each number of copies.
+        for copies in [3, 7, 15, 30, 300] {
+            let (_, apps) = &services(copies).unwrap()[0];
+            let copies: f64 = apps.iter().map(|(_, share)| share / CERTAIN).sum();
+            assert!((copies - 1.0).abs() < 1e-5, "{copies}");
+        }
         assert!(services(0).is_err() && services(10_000).is_err());
     }
 }

@@ -10,7 +10,7 @@ use skysail_yaml::{Node, Value};
 
 use super::{
     check::{self, CallSite},
-    model::{GraphProtocol, GraphService, ScriptCommand, ServiceCall, ServiceGraph},
+    model::{CERTAIN, GraphProtocol, GraphService, ScriptCommand, ServiceCall, ServiceGraph},
     value,
 };
 use crate::{document, results};
@@ -198,7 +198,7 @@ impl Reader {
                 size: self.request_size,
                 hostname: None,
                 headers: BTreeMap::new(),
-                probability: 100,
+                probability: CERTAIN,
             }
         } else {
             let known = ["service", "size", "hostname", "extra-header", "probability"];
@@ -209,7 +209,7 @@ impl Reader {
                 size: fields.read("size", size)?.unwrap_or(self.request_size),
                 hostname: fields.read("hostname", hostname)?,
                 headers: fields.read("extra-header", headers)?.unwrap_or_default(),
-                probability: fields.read("probability", probability)?.unwrap_or(100),
+                probability: fields.read("probability", probability)?.unwrap_or(CERTAIN),
             }
         };
         self.calls.push(CallSite {
@@ -333,8 +333,19 @@ fn policies(node: &Node, path: &str) -> Result<u32, String> {
     whole(node, path, 0, MAX_POLICIES, "")
 }
 
-fn probability(node: &Node, path: &str) -> Result<u32, String> {
-    whole(node, path, 1, 100, "; a call without `probability` is always made")
+fn probability(node: &Node, path: &str) -> Result<f64, String> {
+    let percent = match node.value {
+        Value::Int(number) => Some(number as f64),
+        Value::Float(number) => Some(number),
+        _ => None,
+    };
+    percent.filter(|percent| *percent > 0.0 && *percent <= CERTAIN).ok_or_else(|| {
+        error(
+            node,
+            path,
+            "must be a number above 0 and at most 100; a call without `probability` is always made",
+        )
+    })
 }
 
 fn protocol(node: &Node, path: &str) -> Result<GraphProtocol, String> {

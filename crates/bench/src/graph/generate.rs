@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use anyhow::ensure;
 
 use super::{
-    demo,
+    demo::{self, DemoServices},
     format::MAX_SERVICES,
     model::{GraphProtocol, GraphService, ScriptCommand, ServiceCall, ServiceGraph},
     value,
@@ -111,15 +111,15 @@ pub(super) fn graph(shape: &GraphShape) -> anyhow::Result<ServiceGraph> {
     };
     let names: Vec<String> = services.iter().map(|(name, _)| name.clone()).collect();
     let callees = |callees: Vec<usize>| {
-        callees.into_iter().map(|callee| (names[callee].clone(), settings.probability)).collect()
+        callees.into_iter().map(|callee| (names[callee].clone(), f64::from(settings.probability))).collect()
     };
     let services = services.into_iter().map(|(name, of)| (name, callees(of))).collect();
     Ok(service_graph(services, settings))
 }
 
 /// Returns the graph of services, each with its callees and their probability in percent. The first one is the entry point.
-fn service_graph(services: Vec<(String, Vec<(String, u32)>)>, settings: &ServiceSettings) -> ServiceGraph {
-    let service = |(at, (name, callees)): (usize, (String, Vec<(String, u32)>))| GraphService {
+fn service_graph(services: DemoServices, settings: &ServiceSettings) -> ServiceGraph {
+    let service = |(at, (name, callees)): (usize, (String, Vec<(String, f64)>))| GraphService {
         name,
         namespace: None,
         cluster: None,
@@ -135,8 +135,8 @@ fn service_graph(services: Vec<(String, Vec<(String, u32)>)>, settings: &Service
     ServiceGraph { services: services.into_iter().enumerate().map(service).collect() }
 }
 
-fn script(callees: Vec<(String, u32)>, settings: &ServiceSettings) -> Vec<Vec<ScriptCommand>> {
-    let call = |(service, probability): (String, u32)| {
+fn script(callees: Vec<(String, f64)>, settings: &ServiceSettings) -> Vec<Vec<ScriptCommand>> {
+    let call = |(service, probability): (String, f64)| {
         ScriptCommand::Call(ServiceCall {
             service,
             size: settings.request_size,

@@ -20,7 +20,7 @@ pub(super) fn convert(graph: &ServiceGraph) -> String {
             for command in commands {
                 let ScriptCommand::Call(call) = command else { continue };
                 let share =
-                    if call.probability < 100 { format!(", {} %", call.probability) } else { String::new() };
+                    if !call.is_certain() { format!(", {} %", call.probability) } else { String::new() };
                 let _ = writeln!(
                     text,
                     "  \"{}\" -> \"{}\" [label=\"{}: {}{share}\"];",

@@ -71,8 +71,18 @@ pub(super) struct ServiceCall {
     pub(super) hostname: Option<String>,
     /// Further headers.
     pub(super) headers: BTreeMap<String, String>,
-    /// Probability of the call in percent, from 1.
-    pub(super) probability: u32,
+    /// Probability of the call in percent, above 0.
+    pub(super) probability: f64,
+}
+
+/// Probability of a call that is always made, in percent.
+pub(super) const CERTAIN: f64 = 100.0;
+
+impl ServiceCall {
+    /// Returns true if the call is always made.
+    pub(super) fn is_certain(&self) -> bool {
+        self.probability >= CERTAIN
+    }
 }
 
 impl GraphService {
@@ -101,7 +111,7 @@ impl ServiceGraph {
             .iter()
             .map(|service| {
                 let edge = |call: &ServiceCall| {
-                    Some((*index.get(call.service.as_str())?, f64::from(call.probability) / 100.0))
+                    Some((*index.get(call.service.as_str())?, call.probability / CERTAIN))
                 };
                 service.calls().filter_map(edge).collect()
             })

@@ -56,7 +56,7 @@ fn call(service: &str, size: u64) -> ScriptCommand {
         size,
         hostname: None,
         headers: BTreeMap::new(),
-        probability: 100,
+        probability: 100.0,
     })
 }
 
@@ -73,7 +73,7 @@ fn every_field_is_read() {
         size: 10_240,
         hostname: Some("price.shop.svc.cluster.local:8080".to_owned()),
         headers: BTreeMap::from([("x-tenant".to_owned(), "blue".to_owned())]),
-        probability: 25,
+        probability: 25.0,
     });
     let pause = ScriptCommand::Sleep(Duration::from_millis(1_500));
     let expected = vec![vec![call("stock", 1_024), rare, pause], vec![call("stock", 1_024)]];
@@ -159,8 +159,8 @@ const MISTAKES: &[(&str, &str)] = &[
     ),
     (
         "script: [{call: {service: b, probability: 0}}]",
-        "4: services[0].script[0].call.probability: must be a whole number from 1 to \
-            100; a call without `probability` is always made",
+        "4: services[0].script[0].call.probability: must be a number above 0 and \
+            at most 100; a call without `probability` is always made",
     ),
     (
         "script: [{call: {service: b, hostname: 'http://b'}}]",
@@ -372,7 +372,7 @@ fn random(rng: &mut fastrand::Rng) -> ServiceGraph {
                 size: [0, 1, 1_024, 1 << 20][rng.usize(..4)],
                 hostname: rng.bool().then(|| format!("host-{callee}:80")),
                 headers: some(rng).map(|value| ("x-a".to_owned(), value)).into_iter().collect(),
-                probability: rng.u32(1..=100),
+                probability: [0.5, 33.333_333, 99.0, 100.0][rng.usize(..4)],
             }),
             _ => ScriptCommand::Sleep(Duration::from_micros(rng.u64(0..3_000_000))),
         };

@@ -95,7 +95,7 @@ fn command(text: &mut String, lead: &str, command: &ScriptCommand, request_size:
             if let Some(hostname) = &call.hostname {
                 let _ = writeln!(text, "{indent}hostname: {}", scalar(hostname));
             }
-            if call.probability != 100 {
+            if !call.is_certain() {
                 let _ = writeln!(text, "{indent}probability: {}", call.probability);
             }
             map(text, &indent, "extra-header", &call.headers);
@@ -108,7 +108,7 @@ fn is_plain(call: &ServiceCall, request_size: Option<u64>) -> bool {
     call.size == request_size.unwrap_or(0)
         && call.hostname.is_none()
         && call.headers.is_empty()
-        && call.probability == 100
+        && call.is_certain()
 }
 
 fn map(text: &mut String, indent: &str, key: &str, values: &BTreeMap<String, String>) {

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 use super::{MockService, grpc::GrpcCall, outgoing::HttpCall};
 use crate::graph::{
     kubernetes::PORT,
-    model::{GraphProtocol, GraphService, ScriptCommand, ServiceCall, ServiceGraph},
+    model::{CERTAIN, GraphProtocol, GraphService, ScriptCommand, ServiceCall, ServiceGraph},
 };
 
 /// Timeout of a call.
@@ -25,7 +25,7 @@ pub(super) enum MockCommand {
 pub(super) struct OutgoingCall {
     /// Position of its destination in the counters.
     counter: usize,
-    probability: u32,
+    probability: f64,
     size: u64,
     client: CallClient,
 }
@@ -115,7 +115,7 @@ impl MockCommand {
         match self {
             Self::Sleep(duration) => tokio::time::sleep(*duration).await,
             Self::Call(call) => {
-                if call.probability < 100 && service.rng.borrow_mut().u32(..100) >= call.probability {
+                if service.rng.borrow_mut().f64() * CERTAIN >= call.probability {
                     return Ok(());
                 }
                 service.counters.called(call.counter, call.size);
