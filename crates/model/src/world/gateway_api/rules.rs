@@ -27,8 +27,10 @@ const ANY_ORIGIN: &str = r"^[a-zA-Z][a-zA-Z0-9+.-]*://[^/\s?#]+$";
 /// Port of destinations by host without a port.
 const DEFAULT_PORT: u32 = 80;
 
-/// Conditions of retries without status codes.
-const CONNECTION_FAILURES: &[&str] = &["connect-failure", "refused-stream", "unavailable", "cancelled"];
+/// Conditions of retries without status codes: those of Istio, and `reset`, which Istio lacks. It covers the other failures
+/// that the specification says should be retried: disconnects, resets, and the timeout of a try.
+const CONNECTION_FAILURES: &[&str] =
+    &["connect-failure", "refused-stream", "reset", "unavailable", "cancelled"];
 
 /// Number of retries without `attempts`.
 const DEFAULT_RETRIES: i32 = 2;
@@ -122,7 +124,7 @@ fn http_base(meta: &Meta, index: usize, rule: &HttpRule, referrer: &Referrer<'_>
     base
 }
 
-/// Converts retries. As in Istio, failures of connections are retried too.
+/// Converts retries. Failures of connections and timeouts of a try are retried too.
 fn retries(from: &HttpRouteRetry, per_try_timeout: Option<Duration>) -> istio::HttpRetry {
     let codes = from.codes.iter().map(u32::to_string);
     let conditions = CONNECTION_FAILURES.iter().map(ToString::to_string).chain(codes);

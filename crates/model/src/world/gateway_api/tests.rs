@@ -417,7 +417,7 @@ fn retries_include_failures_of_connections() {
         (rule.retries.unwrap(), rule.timeout)
     };
     let (retries, timeout) = made("{codes: [503, 429], backoff: 0s}", "{request: 2s, backendRequest: 1s}");
-    assert_eq!(retries.retry_on, "connect-failure,refused-stream,unavailable,cancelled,503,429");
+    assert_eq!(retries.retry_on, "connect-failure,refused-stream,reset,unavailable,cancelled,503,429");
     assert_eq!((retries.attempts, retries.backoff), (2, None));
     let seconds = |length: Option<crate::api::Duration>| length.map(|length| length.0.as_secs());
     assert_eq!((seconds(retries.per_try_timeout), seconds(timeout)), (Some(1), Some(2)));
