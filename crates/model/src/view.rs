@@ -178,12 +178,6 @@ impl ClientScope {
         is_plain && self.role != Role::Grpc && !self.is_base()
     }
 
-    /// Returns whether this is the [base](Self::base) of another scope.
-    pub fn is_base_of(&self, other: &Self) -> bool {
-        let is_equal = || self.uses_vhds == other.uses_vhds && self.egress == other.egress;
-        self.is_base() && other.has_base() && self.is_sibling(other) && is_equal()
-    }
-
     /// Returns whether this is the scope of clients of no namespace.
     pub fn is_base(&self) -> bool {
         self.namespace.is_empty()

@@ -153,14 +153,14 @@ fn compile_scopes(
 ) -> Vec<(ScopeJob, ScopeChange)> {
     let mut compiled: Vec<(ScopeJob, ScopeChange, Arc<Layer>)> = Vec::with_capacity(scopes.len());
     let mut siblings: HashMap<ClientScope, usize> = HashMap::new();
-    let mut bases: Vec<usize> = Vec::new();
+    let mut bases: HashMap<Arc<ClientScope>, usize> = HashMap::new();
     let none = Arc::new(Change::since(&Layer::default(), 0));
     scopes.sort_by_key(|job| !job.scope.is_base());
     for mut job in scopes {
         let layer_before = Arc::clone(&job.resources.layer);
         if job.resources.is_over(&job.scope) {
-            let mut bases = bases.iter().filter_map(|index| compiled.get(*index));
-            let result = match bases.find(|(base, ..)| base.scope.is_base_of(&job.scope)) {
+            let base = job.scope.base().and_then(|base| compiled.get(*bases.get(&base)?));
+            let result = match base {
                 Some((_, Err(panic), _)) => Err(panic.clone()),
                 Some((base, Ok([change, _]), _)) => Ok((base.resources.clone(), Arc::clone(change))),
                 None => {
@@ -192,7 +192,7 @@ fn compile_scopes(
             [Arc::new(Change::since(&job.resources.layer, generation - 1)), Arc::clone(&none)]
         });
         if job.scope.is_base() {
-            bases.push(compiled.len());
+            bases.insert(Arc::clone(&job.scope), compiled.len());
         }
         compiled.push((job, result, layer_before));
     }
@@ -215,32 +215,31 @@ impl State {
     /// Takes the pending scope with the most proxies and its pending siblings.
     fn take_scope_jobs(&mut self) -> Vec<ScopeJob> {
         let revision = self.revision;
-        let bases: Vec<_> = self.scopes.iter().filter(|(scope, _)| scope.is_base()).collect();
-        let base_of = |scope: &ClientScope, entry: &ScopeEntry| {
-            let is_over = entry.resources.as_ref().is_some_and(|resources| resources.is_over(scope));
-            is_over.then(|| bases.iter().find(|(base, _)| base.is_base_of(scope)).map(|(_, entry)| *entry))
-        };
         // A scope waits until its base can be compiled or is up to date.
-        let may_compile = |scope: &ClientScope, entry: &ScopeEntry| {
-            base_of(scope, entry).is_none_or(|base| {
-                base.is_some_and(|base| {
-                    base.is_pending(revision)
-                        || base.published.is_some() && base.resources.is_some() && base.pending.is_empty()
-                })
-            })
+        let may_compile = |base: &ScopeEntry| {
+            base.is_pending(revision)
+                || base.published.is_some() && base.resources.is_some() && base.pending.is_empty()
         };
-        let is_ready =
-            |scope: &ClientScope, entry: &ScopeEntry| entry.is_pending(revision) && may_compile(scope, entry);
-        let ready: Vec<_> = self.scopes.iter().filter(|(scope, entry)| is_ready(scope, entry)).collect();
-        let Some((first, _)) = ready.iter().max_by_key(|(_, entry)| entry.clients) else {
+        let ready: Vec<_> = self
+            .scopes
+            .iter()
+            .filter(|(_, entry)| entry.is_pending(revision))
+            .filter_map(|(scope, entry)| {
+                let is_over = entry.resources.as_ref().is_some_and(|resources| resources.is_over(scope));
+                let Some(base) = scope.base().filter(|_| is_over) else { return Some((scope, entry, None)) };
+                let base = self.scopes.get(&base).filter(|base| may_compile(base))?;
+                Some((scope, entry, Some(base)))
+            })
+            .collect();
+        let Some((first, ..)) = ready.iter().max_by_key(|(_, entry, _)| entry.clients) else {
             return Vec::new();
         };
         // With the base, if it is up to date and thus not in the round.
         let taken: Vec<_> = ready
             .iter()
-            .filter(|(scope, _)| first.is_sibling(scope))
-            .map(|(scope, entry)| {
-                let base = base_of(scope, entry).flatten().filter(|base| !base.is_pending(revision));
+            .filter(|(scope, ..)| first.is_sibling(scope))
+            .map(|(scope, _, base)| {
+                let base = base.filter(|base| !base.is_pending(revision));
                 (Arc::clone(scope), base.and_then(|base| base.resources.clone()))
             })
             .collect();
