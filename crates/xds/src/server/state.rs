@@ -416,7 +416,9 @@ impl Session {
         // A whole response shows by itself what is gone.
         subscription.mark_sent(snapshot, removals || whole);
         subscription.begin_response(self.nonce, snapshot.generation());
-        let names: Vec<_> = changed.iter().map(|resource| Arc::clone(&resource.name)).collect();
+        let is_referred_to = matches!(kind, Kind::Cluster | Kind::Route);
+        let names = changed.iter().filter(|_| is_referred_to).map(|resource| Arc::clone(&resource.name));
+        let names: Vec<_> = names.collect();
         let mut resources = if whole { subscription.matching(snapshot) } else { changed };
         let shared = snapshot.take_shared(kind, self.form, &mut resources);
         match kind {
