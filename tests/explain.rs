@@ -17,7 +17,12 @@ mod random;
 #[path = "explain/running.rs"]
 mod running;
 
-use std::{collections::BTreeSet, env, fs, process::Command};
+use std::{
+    collections::BTreeSet,
+    env, fs,
+    io::{BufRead as _, BufReader},
+    process::{Command, Stdio},
+};
 
 use serde_json::Value;
 use skysail_testkit::Setup;
@@ -165,4 +170,41 @@ fn a_running_mesh_tells_what_its_proxies_hold() {
     let report = explained();
     assert!(report["errors"][0].as_str().unwrap_or_default().contains("spec.action"), "{report:#}");
     assert_eq!(report["status"], 403, "{report:#}");
+}
+
+/// `--control` explains what the control plane serves, for the pods that are connected to it: here an older version of a
+/// policy than that of the file.
+#[test]
+fn a_control_plane_tells_what_it_serves() {
+    let mesh = Setup::of_text(SKYSAIL, SHOP).ready();
+    let url = "http://back/a";
+    let mut forward = mesh.command(&["port-forward", "control", ":15014"]);
+    let mut forward = forward.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(forward.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let control = line.split(' ').nth(2).unwrap().to_owned();
+    let explained = |control: &str| -> (i32, Value, String) {
+        let arguments =
+            ["-f", "shop.yaml", "--control", control, "--from", "shop/front", url, "--output", "json"];
+        let (code, text, errors) = explain_text(&arguments);
+        (code, serde_json::from_str(&text).unwrap_or_default(), errors)
+    };
+    let (code, report, errors) = explained(&control);
+    assert_eq!((code, &report["served"]), (0, &true.into()), "{report:#} {errors}");
+    assert_eq!(report["notes"].as_array().map(Vec::len), Some(0), "{report:#}");
+    let pod = &report["destinations"][0]["to"]["address"];
+    assert_eq!(&mesh.status()["pods"][0]["address"], pod, "the address is the connected pod's");
+    mesh.edit("mesh.yaml", "methods: [DELETE]", "paths: [/a]");
+    mesh.wait_status("front", url, &[], 403);
+    let (code, report, errors) = explained(&control);
+    assert_eq!((code, &report["status"]), (1, &403.into()), "{report:#} {errors}");
+    let source = &report["destinations"][0]["hop"]["filters"][0]["sources"][0];
+    assert_eq!(source["object"], "AuthorizationPolicy shop/back", "{report:#}");
+    // From elsewhere in the network, access is refused.
+    let answer = mesh.call("front", "http://10.244.0.1:15014/debug/config_dump?proxyID=a.b", &[]);
+    assert_eq!(answer.status, Some(401));
+    forward.kill().unwrap();
+    forward.wait().unwrap();
+    let (code, _, errors) = explained(&control);
+    assert!(code == 2 && errors.contains(&format!("--control {control}")), "{errors}");
 }

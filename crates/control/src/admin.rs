@@ -4,18 +4,20 @@ use std::{convert::Infallible, sync::Arc};
 
 use axum::{
     Router,
-    extract::{Path, State},
+    extract::{Path, RawQuery, State},
     http::{HeaderMap, StatusCode, header},
     middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
 use skysail_core::shutdown::Shutdown;
+use skysail_xds::Codec as _;
 use tokio::net::TcpListener;
 
 use crate::{
     access::{self, Access},
     authority::AuthorityManager,
+    debug::whole_config_dump,
     metrics::Gauges,
     prefetch::PrefetchHistory,
     publish::Publisher,
@@ -54,6 +56,7 @@ impl Pages {
 const HELP: &str = "\
 /debug/ca                 certificate authority and its roots; POST /ca/rotate from this machine or pod starts a rotation
 /debug/config_changes     last changes of the configuration: number, time, file, object, action, effect
+/debug/config_dump        resources of a proxy as envoy.admin.v3.ConfigDump (binary), without secrets: ?proxyID=POD.NAMESPACE
 /debug/config_errors      errors and warnings of the configuration: file, line, object, field, remedy
 /debug/config_files       files in use and their fingerprints
 /debug/dns                DNS names of endpoints: addresses, seconds to expiry, errors
@@ -70,6 +73,7 @@ pub(crate) async fn serve(listener: TcpListener, pages: Arc<Pages>, access: Arc<
         .route("/", get(index))
         .route("/help", get(index))
         .route("/ca/rotate", post(rotate))
+        .route("/debug/config_dump", get(config_dump))
         .route("/debug/objects", get(objects))
         .route("/debug/objects/{kind}/{namespace}/{name}", get(object))
         .route("/debug/{name}", get(debug))
@@ -103,6 +107,22 @@ async fn computed(page: impl FnOnce() -> Option<serde_json::Result<String>> + Se
         Ok(None) => {
             (StatusCode::NOT_FOUND, "no such object; /debug/objects lists all objects\n").into_response()
         }
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+/// Returns what a proxy may subscribe to. The query has the proxy's node id or `POD.NAMESPACE`, as istiod's page does.
+async fn config_dump(State(pages): State<Arc<Pages>>, RawQuery(query): RawQuery) -> Response {
+    let query = query.unwrap_or_default();
+    let Some(proxy) = query.split('&').find_map(|part| part.strip_prefix("proxyID=")) else {
+        return (StatusCode::BAD_REQUEST, "write ?proxyID=POD.NAMESPACE\n").into_response();
+    };
+    let proxy = proxy.to_owned();
+    let page = move || Some(whole_config_dump(&pages.publisher, &proxy)?.to_vec());
+    match tokio::task::spawn_blocking(page).await {
+        Ok(Some(page)) => ([(header::CONTENT_TYPE, "application/x-protobuf")], page).into_response(),
+        Ok(None) => (StatusCode::NOT_FOUND, "no such proxy is connected; /debug/syncz lists all proxies\n")
+            .into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }

@@ -1,22 +1,27 @@
 //! Istio's debug types, which `istioctl proxy-status` and `istioctl x internal-debug` request by discovery. They show
-//! the whole mesh, so [`Access`](crate::access::Access) authorizes the caller, and only the TLS port serves them.
+//! the whole mesh, so [`Access`](crate::access::Access) authorizes the caller, and only the TLS port serves them. The admin
+//! page `/debug/config_dump` is made here too.
 
-use std::time::SystemTime;
+use std::{collections::BTreeMap, time::SystemTime};
 
 use serde_json::json;
 use skysail_model::ProxyView;
 use skysail_xds::{
-    Kind, Snapshot,
+    Codec as _, Kind, Snapshot,
     envoy::pb::{
         envoy::{
             admin::v3::{
-                BootstrapConfigDump, ClustersConfigDump, ListenersConfigDump, RoutesConfigDump,
-                UpdateFailureState,
+                BootstrapConfigDump, ClustersConfigDump, ConfigDump, EndpointsConfigDump,
+                ListenersConfigDump, RoutesConfigDump, UpdateFailureState,
                 clusters_config_dump::DynamicCluster,
+                endpoints_config_dump::DynamicEndpointConfig,
                 listeners_config_dump::{DynamicListener, DynamicListenerState},
                 routes_config_dump::DynamicRouteConfig,
             },
-            config::core::v3::{ControlPlane, Node},
+            config::{
+                core::v3::{ControlPlane, Node},
+                route::v3::{RouteConfiguration, VirtualHost},
+            },
             service::{
                 discovery::v3::DiscoveryResponse,
                 status::v3::{ClientConfig, ConfigStatus, client_config::GenericXdsConfig},
@@ -152,15 +157,60 @@ fn config_dump(publisher: &Publisher, proxy: &str) -> Result<Vec<Any>, Status> {
             "no proxy {proxy} is connected to this control plane; use POD.NAMESPACE or a node id"
         ))
     })?;
-    let resources = |kind: Kind| of_kind(&snapshot, kind);
-    let clusters = ClustersConfigDump {
-        dynamic_active_clusters: resources(Kind::Cluster)
+    let routes = of_kind(&snapshot, Kind::Route).map(|(_, route)| route);
+    Ok(vec![
+        pack(&BootstrapConfigDump::default()),
+        pack(&clusters(&snapshot)),
+        pack(&listeners(&snapshot)),
+        pack(&tables(routes)),
+    ])
+}
+
+/// Returns all that a proxy may subscribe to, without secrets: the same and its endpoints. Route tables have their virtual
+/// hosts, whether the proxy requests these on demand or not. `None` if no such proxy is connected.
+pub(crate) fn whole_config_dump(publisher: &Publisher, proxy: &str) -> Option<ConfigDump> {
+    let snapshot = publisher.resources_of(proxy)?;
+    let endpoints = EndpointsConfigDump {
+        dynamic_endpoint_configs: of_kind(&snapshot, Kind::Endpoint)
+            .map(|(_, endpoints)| DynamicEndpointConfig {
+                endpoint_config: Some(endpoints),
+                ..DynamicEndpointConfig::default()
+            })
+            .collect(),
+        ..EndpointsConfigDump::default()
+    };
+    let mut hosts: BTreeMap<String, Vec<VirtualHost>> = BTreeMap::new();
+    for (name, host) in of_kind(&snapshot, Kind::VirtualHost) {
+        if let (Some((table, _)), Ok(host)) = (name.rsplit_once('/'), VirtualHost::from_slice(&host.value)) {
+            hosts.entry(table.to_owned()).or_default().push(host);
+        }
+    }
+    let routes = of_kind(&snapshot, Kind::Route).map(|(name, mut route)| {
+        if let (Some(hosts), Ok(mut table)) =
+            (hosts.remove(&name), RouteConfiguration::from_slice(&route.value))
+        {
+            table.virtual_hosts.extend(hosts);
+            route.value = table.to_vec();
+        }
+        route
+    });
+    let routes = tables(routes);
+    let sections = [pack(&clusters(&snapshot)), pack(&endpoints), pack(&listeners(&snapshot)), pack(&routes)];
+    Some(ConfigDump { configs: sections.into() })
+}
+
+fn clusters(snapshot: &Snapshot) -> ClustersConfigDump {
+    ClustersConfigDump {
+        dynamic_active_clusters: of_kind(snapshot, Kind::Cluster)
             .map(|(_, cluster)| DynamicCluster { cluster: Some(cluster), ..DynamicCluster::default() })
             .collect(),
         ..ClustersConfigDump::default()
-    };
-    let listeners = ListenersConfigDump {
-        dynamic_listeners: resources(Kind::Listener)
+    }
+}
+
+fn listeners(snapshot: &Snapshot) -> ListenersConfigDump {
+    ListenersConfigDump {
+        dynamic_listeners: of_kind(snapshot, Kind::Listener)
             .map(|(name, listener)| DynamicListener {
                 name,
                 active_state: Some(DynamicListenerState {
@@ -171,17 +221,16 @@ fn config_dump(publisher: &Publisher, proxy: &str) -> Result<Vec<Any>, Status> {
             })
             .collect(),
         ..ListenersConfigDump::default()
-    };
-    let routes = RoutesConfigDump {
-        dynamic_route_configs: resources(Kind::Route)
-            .map(|(_, route)| DynamicRouteConfig {
-                route_config: Some(route),
-                ..DynamicRouteConfig::default()
-            })
+    }
+}
+
+fn tables(routes: impl Iterator<Item = Any>) -> RoutesConfigDump {
+    RoutesConfigDump {
+        dynamic_route_configs: routes
+            .map(|route| DynamicRouteConfig { route_config: Some(route), ..DynamicRouteConfig::default() })
             .collect(),
         ..RoutesConfigDump::default()
-    };
-    Ok(vec![pack(&BootstrapConfigDump::default()), pack(&clusters), pack(&listeners), pack(&routes)])
+    }
 }
 
 fn of_kind(snapshot: &Snapshot, kind: Kind) -> impl Iterator<Item = (String, Any)> {

@@ -13,6 +13,10 @@ async fn web_pages_of_another_origin_have_no_access() {
     let control = folder.start("0").await;
     let own = format!("host: {}\r\norigin: http://{0}\r\nsec-fetch-site: same-origin", control.admin);
     assert_eq!(control.ask_with("GET", "/debug/ca", &own).await.0, 200);
+    for (query, status) in [("", 400), ("?proxyID=none.default", 404)] {
+        let page = format!("/debug/config_dump{query}");
+        assert_eq!(control.ask_with("GET", &page, &own).await.0, status, "{page}");
+    }
     for (fields, message) in [
         ("host: evil.example", "DNS rebinding"),
         ("host: localhost\r\nhost: evil.example", "DNS rebinding"),
@@ -20,9 +24,13 @@ async fn web_pages_of_another_origin_have_no_access() {
         ("host: localhost\r\norigin: null", "another origin"),
         ("host: localhost\r\nsec-fetch-site: cross-site", "another origin"),
     ] {
-        for (method, path) in
-            [("GET", "/"), ("GET", "/debug/syncz"), ("POST", "/ca/rotate"), ("GET", "/none")]
-        {
+        for (method, path) in [
+            ("GET", "/"),
+            ("GET", "/debug/syncz"),
+            ("GET", "/debug/config_dump?proxyID=a.b"),
+            ("POST", "/ca/rotate"),
+            ("GET", "/none"),
+        ] {
             let (status, body) = control.ask_with(method, path, fields).await;
             assert!(
                 status == 403 && body.contains(message),

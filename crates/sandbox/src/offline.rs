@@ -1,8 +1,9 @@
 //! A mesh that does not run: the objects that [`crate::mesh`] would create from files, and the configuration that their
-//! proxies would receive. It can also describe a running mesh.
+//! proxies would receive. It can also describe a running mesh, and that of another
+//! control plane.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr},
     num::NonZeroU32,
     path::PathBuf,
@@ -36,6 +37,8 @@ const MAX_PODS: usize = 5_000;
 const MAX_ALIASES: usize = 8;
 /// Minimum number of dots in a name that is first looked up without search domains (`ndots` of pods).
 const DOTS: usize = 5;
+/// Length of the random end of a pod's name.
+const SUFFIX: usize = 5;
 /// Name of standard input in diagnostics.
 const STDIN: &str = "-";
 
@@ -94,13 +97,17 @@ impl Offline {
     /// # Errors
     /// When a path cannot be read.
     pub fn read(config: &[PathBuf], stdin: Option<&str>) -> Result<Self, Error> {
+        Ok(Self::of(Self::changes(config, stdin)?))
+    }
+
+    fn changes(config: &[PathBuf], stdin: Option<&str>) -> Result<Vec<FileChange>, Error> {
         let shown: Vec<_> = config.iter().map(|path| path.display().to_string()).collect();
         let mut changes = Folders::new(config).context(format!("reading {}", shown.join(", ")))?.scan();
         changes.extend(stdin.map(|text| {
             let state = FileState::Text(text.to_owned());
             FileChange { layer: config.len(), path: STDIN.to_owned(), state }
         }));
-        Ok(Self::of(changes))
+        Ok(changes)
     }
 
     /// Creates the mesh of these files.
@@ -117,6 +124,16 @@ impl Offline {
         let changes = Folders::new(&state.config).context(what)?.scan();
         let generated = state.generated(SERVICES);
         Ok(Self::build(changes, &generated, |objects| running_pods(objects, state)))
+    }
+
+    /// Describes a mesh of another control plane: files as in [`Offline::read`], with the pods of the proxies that are
+    /// connected to it. `proxies` are their node ids. Workloads without such a proxy have assumed pods.
+    ///
+    /// # Errors
+    /// When a path cannot be read.
+    pub fn connected(config: &[PathBuf], stdin: Option<&str>, proxies: &[String]) -> Result<Self, Error> {
+        let changes = Self::changes(config, stdin)?;
+        Ok(Self::build(changes, &[], |objects| connected_pods(objects, proxies)))
     }
 
     /// Creates the mesh of files. `generated` are the Services with their addresses, and the address allocation, of a
@@ -308,13 +325,56 @@ fn running_pods(objects: &Objects, state: &State) -> Vec<(Pod, bool)> {
     state.pods.iter().filter_map(pod).collect()
 }
 
+/// Returns the pods of connected proxies, and those of workloads that have none.
+fn connected_pods(objects: &Objects, proxies: &[String]) -> Vec<(Pod, bool)> {
+    let mut found: BTreeMap<(String, String), Pod> = BTreeMap::new();
+    for id in proxies {
+        // `ROLE~ADDRESS~POD.NAMESPACE~DOMAIN`
+        let mut parts = id.split('~').skip(1);
+        let (Some(address), Some(name)) = (parts.next(), parts.next()) else { continue };
+        let (Ok(address), Some((name, namespace))) = (address.parse(), name.rsplit_once('.')) else {
+            continue;
+        };
+        let workloads = objects.workloads.values().filter(|of| of.namespace == namespace && owns(of, name));
+        let Some(workload) = workloads.max_by_key(|of| of.name.len()) else { continue };
+        let pod = Pod::new(workload, name.to_owned(), address, &objects.namespaces);
+        found.insert((namespace.to_owned(), name.to_owned()), pod.started_by(&objects.starts));
+    }
+    let known: BTreeSet<ObjectKey> = found.values().map(owner).collect();
+    let taken: BTreeSet<Ipv4Addr> = found.values().map(|pod| pod.address).collect();
+    let others = pods(objects).into_iter();
+    let others = others.filter(|pod| !known.contains(&owner(pod)) && !taken.contains(&pod.address));
+    let mut all: Vec<Pod> = found.into_values().chain(others).collect();
+    all.sort_by_key(|pod| pod.address);
+    all.into_iter().map(|pod| (pod, true)).collect()
+}
+
+/// Returns whether a pod with this name may belong to a workload: the names that Kubernetes gives.
+fn owns(workload: &Workload, pod: &str) -> bool {
+    let Workload { kind, name, .. } = workload;
+    if kind == "Pod" {
+        return name == pod;
+    }
+    let Some(rest) = pod.strip_prefix(name.as_str()).and_then(|rest| rest.strip_prefix('-')) else {
+        return false;
+    };
+    let is_suffix = |text: &str| text.len() == SUFFIX && !text.contains('-');
+    match kind.as_str() {
+        "StatefulSet" => !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()),
+        "Deployment" => {
+            rest.split_once('-').is_some_and(|(hash, suffix)| !hash.is_empty() && is_suffix(suffix))
+        }
+        _ => is_suffix(rest),
+    }
+}
+
 fn pod_name(workload: &Workload, number: u32) -> String {
     let Workload { kind, namespace, name, hash, .. } = workload;
     match kind.as_str() {
         "Pod" => name.clone(),
         "StatefulSet" => format!("{name}-{number}"),
         _ => {
-            let suffix = encode_hash(fnv(format!("{namespace}/{name}/{hash}/{number}").as_bytes()), 5);
+            let suffix = encode_hash(fnv(format!("{namespace}/{name}/{hash}/{number}").as_bytes()), SUFFIX);
             let middle = if kind == "Deployment" { format!("-{hash}") } else { String::new() };
             format!("{name}{middle}-{suffix}")
         }
@@ -351,6 +411,44 @@ mod tests {
         assert_eq!(mesh.world.origin(&pod).map(|origin| &*origin.file), Some("mesh.yaml"));
         let node = pods[0].proxy(&mesh.world).unwrap();
         assert_eq!((node.view.canonical_service.as_str(), node.view.is_authenticated), ("web", true));
+    }
+
+    #[test]
+    fn connected_proxies_give_their_pods_names_and_addresses() {
+        let workload = |kind: &str, name: &str| {
+            format!(
+                "---\napiVersion: apps/v1\nkind: {kind}\nmetadata: {{name: {name}, namespace: shop}}\nspec: {{selector: \
+                 {{matchLabels: {{app: web}}}}, template: {{metadata: {{labels: {{app: web}}}}, spec: {{containers: [{{name: \
+                 a, image: i}}]}}}}}}\n"
+            )
+        };
+        let text =
+            [workload("Deployment", "web"), workload("Deployment", "web-new"), workload("StatefulSet", "db")];
+        let ids = [
+            "sidecar~10.1.0.9~web-7d4f9c6b5-x2x4z.shop~shop.svc.cluster.local",
+            "sidecar~10.1.0.8~web-new-5c8d-abcde.shop~shop.svc.cluster.local",
+            "sidecar~10.1.0.7~web-7d4f9c6b5-abcde.other~other.svc.cluster.local",
+            "sidecar~10.1.0.6~web-0.shop~shop.svc.cluster.local",
+            "sidecar~fd00::1~web-7d4f9c6b5-abcde.shop~shop.svc.cluster.local",
+            "none",
+        ];
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("mesh.yaml");
+        std::fs::write(&file, text.concat()).unwrap();
+        let mesh = Offline::connected(&[file], None, &ids.map(str::to_owned)).unwrap();
+        let found: Vec<_> = mesh
+            .pods
+            .iter()
+            .map(|pod| (pod.owner.name.as_str(), pod.name.as_str(), pod.address.to_string()))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("web-new", "web-new-5c8d-abcde", "10.1.0.8".to_owned()),
+                ("web", "web-7d4f9c6b5-x2x4z", "10.1.0.9".to_owned()),
+                ("db", "db-0", "10.244.0.4".to_owned()),
+            ]
+        );
     }
 
     #[test]

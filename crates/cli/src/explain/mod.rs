@@ -3,7 +3,7 @@
 //! [`request`] reads the request. [`proxies`] has the configuration of the proxies. [`journey`] follows the
 //! request from its client, [`places`] from proxy to proxy. [`hop`] describes the decisions of one proxy,
 //! [`gateway`] those of a gateway, [`excluded`] the rules for other clients. [`sources`] finds the objects
-//! behind each decision. [`ends`] summarises the results. [`text`] prints the [`report`].
+//! behind each decision. [`served`] asks a control plane what it serves. [`ends`] summarises the results. [`text`] prints the [`report`].
 
 mod ends;
 mod excluded;
@@ -14,6 +14,7 @@ mod places;
 mod proxies;
 mod report;
 mod request;
+mod served;
 mod sources;
 mod text;
 
@@ -34,6 +35,7 @@ use self::{
     journey::{OUTSIDE, Start},
     proxies::{Held, Proxies},
     request::ParsedRequest,
+    served::ControlPlane,
 };
 use crate::{exit, input::Input, view::Output};
 
@@ -47,6 +49,7 @@ Examples:
   skysail explain -f shop/ --from web tcp://db:5432
   skysail explain --from shop/web http://reviews:9080/reviews/1     what the proxies of the running mesh hold
   skysail explain -f shop/ --config-dump web=dump.json --from web http://reviews:9080/     what this proxy holds
+  skysail explain -f shop/ --control localhost:15014 --from web http://reviews:9080/     what a control plane serves
 
 The request is not sent. The explanation lists, for each proxy on its way, the listener, the filter chain, the routes \
 with the reasons why they do not match, the filters and policies with their verdicts, the cluster and its endpoints, \
@@ -74,6 +77,10 @@ pub(crate) struct ExplainArgs {
     /// of Envoy. May be given several times. Other proxies hold what the control plane compiles from the files.
     #[arg(long, value_name = "WORKLOAD=FILE", requires = "files")]
     config_dump: Vec<String>,
+    /// Admin address of a control plane, such as that of `kubectl port-forward`. It is asked what it serves to each proxy
+    /// on the path. The files name the objects; they should be those that it reads.
+    #[arg(long, value_name = "HOST:PORT", requires = "files", conflicts_with = "config_dump")]
+    control: Option<String>,
     #[command(flatten)]
     request: request::RequestArgs,
     /// Output format.
@@ -91,12 +98,19 @@ pub(crate) fn run(args: &ExplainArgs) -> anyhow::Result<u8> {
         (Offline::running(&state)?, Held::Running(state.name))
     } else {
         let Input { paths, text } = Input::read(args.files.clone())?;
-        let mut mesh = Offline::read(&paths, text.as_deref())?;
+        let control = args.control.as_deref().map(ControlPlane::connect).transpose()?;
+        let mut mesh = match &control {
+            Some(control) => Offline::connected(&paths, text.as_deref(), &control.proxies)?,
+            None => Offline::read(&paths, text.as_deref())?,
+        };
         if let Some(file) = &args.jwks {
             add_keys(&mut mesh, file).with_context(|| format!("--jwks {}", file.display()))?;
         }
-        let pages = pages(&mesh, &args.config_dump)?;
-        (mesh, Held::Pages(pages))
+        let held = match control {
+            Some(control) => Held::Served(control),
+            None => Held::Pages(pages(&mesh, &args.config_dump)?),
+        };
+        (mesh, held)
     };
     let start = start(&mesh, args)?;
     let proxies = Proxies::new(&mesh, held);

@@ -1,7 +1,6 @@
 //! Configuration of the proxies of a mesh.
 
 use std::{
-    borrow::Cow,
     cell::RefCell,
     collections::{BTreeSet, HashMap},
     env,
@@ -16,6 +15,8 @@ use skysail_model::{ClientScope, ProxyView, TokenRule, compile, token_rules};
 use skysail_proxy::explain::{EncodedResource, HeldResources, ProxyConfiguration};
 use skysail_sandbox::{Offline, OfflinePod};
 use skysail_xds::Kind;
+
+use super::served::ControlPlane;
 
 /// Page of a proxy with its resources.
 const RESOURCES: &str = "config_dump?include_eds";
@@ -39,6 +40,8 @@ pub(super) enum Held {
     Pages(HashMap<(String, String), Vec<u8>>),
     /// Name of the running mesh, whose proxies are asked.
     Running(String),
+    /// Control plane, which is asked what it serves.
+    Served(ControlPlane),
 }
 
 /// Proxies by namespace and name of the pod; `None` for those that the control plane would refuse.
@@ -89,8 +92,8 @@ impl<'a> Proxies<'a> {
         }
         let (mut on_demand, mut refused) = (BTreeSet::new(), Vec::new());
         let mut is_held = false;
-        if let Some(page) = self.page(pod) {
-            match page.and_then(|page| HeldResources::read(&page, resources.clone())) {
+        if let Some(held) = self.held(pod, &resources) {
+            match held {
                 Ok(held) => {
                     (resources, on_demand, refused) = (held.resources, held.on_demand, held.refused);
                     is_held = true;
@@ -134,14 +137,19 @@ impl<'a> Proxies<'a> {
         }
     }
 
-    /// Returns the page of a proxy that shows what it holds; `None` if that is what the control plane
-    /// compiles.
-    fn page(&self, pod: &OfflinePod) -> Option<anyhow::Result<Cow<'_, [u8]>>> {
+    /// Returns what a proxy holds, or what the control plane serves to it; `None` if that is what is compiled from the
+    /// files.
+    fn held(&self, pod: &OfflinePod, compiled: &[EncodedResource]) -> Option<anyhow::Result<HeldResources>> {
+        let read = |page: &[u8]| HeldResources::read(page, compiled.to_vec());
         match &self.held {
-            Held::Running(mesh) => Some(ask(mesh, pod, RESOURCES).map(Cow::Owned)),
+            Held::Running(mesh) => Some(ask(mesh, pod, RESOURCES).and_then(|page| read(&page))),
+            Held::Served(control) => {
+                let page = control.resources_of(pod);
+                Some(page.and_then(|page| HeldResources::served(&page, compiled.to_vec())))
+            }
             Held::Pages(pages) => {
                 let page = pages.get(&(pod.namespace.clone(), pod.name.clone()))?;
-                Some(Ok(Cow::Borrowed(page)))
+                Some(read(page))
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Resources that a running proxy holds, from its page `/config_dump?include_eds`.
+//! Resources that a running proxy holds, from its page `/config_dump?include_eds`, or that its control plane serves.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -74,6 +74,23 @@ impl HeldResources {
             held.add_section(&config)?;
         }
         held.complete(compiled)?;
+        Ok(held)
+    }
+
+    /// Reads the page `/debug/config_dump` of a control plane, which has all that it serves to a proxy, except secrets.
+    /// These are those of `compiled`.
+    ///
+    /// # Errors
+    /// The page is not a dump.
+    pub fn served(page: &[u8], compiled: Vec<EncodedResource>) -> anyhow::Result<Self> {
+        let mut held = Self::default();
+        for config in ConfigDump::from_slice(page).context("the page is not a dump")?.configs {
+            held.add_section(&config)?;
+        }
+        for table in held.resources.iter_mut().filter(|resource| resource.kind == Kind::Route) {
+            table.body = merge(&table.body, &[], &mut held.on_demand)?;
+        }
+        held.resources.extend(compiled.into_iter().filter(|resource| resource.kind == Kind::Secret));
         Ok(held)
     }
 
