@@ -402,6 +402,7 @@ impl ControlArgs {
             let needs = match change {
                 Change::Secret => "needs --mesh large and --tls",
                 Change::MeshConfig | Change::RateLimitPolicy => "is not possible with --kubeconfig",
+                Change::Ingress => "needs --mesh large, and is not possible with --kubeconfig",
                 _ => "needs --mesh large",
             };
             bail!("the change {} {needs}", change.name());

@@ -6,6 +6,7 @@
 
 mod change;
 pub(crate) mod cluster;
+mod gateway_api;
 pub(crate) mod large;
 mod objects;
 

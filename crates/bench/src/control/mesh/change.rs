@@ -8,7 +8,7 @@ use clap::ValueEnum as _;
 use serde_json::{Value, json};
 
 use super::{
-    CHANGED, Mesh, Store, host,
+    CHANGED, Mesh, Store, gateway_api, host,
     large::{EDGE, gateway_object, http_route, public_rule, rule, sidecar},
     namespace,
     objects::{namespace_object, pod, policy, route, service, slice},
@@ -26,7 +26,7 @@ const ROUTED: usize = 1;
 /// Service whose workload has the Sidecar that changes. In a large mesh, it has no other Sidecar.
 const RESTRICTED: usize = 3;
 /// Gateway whose objects change.
-const GATEWAY: usize = 0;
+pub(super) const GATEWAY: usize = 0;
 /// Secret that changes.
 pub(crate) const SECRET: &str = "changed";
 
@@ -84,6 +84,16 @@ pub(crate) enum Change {
     Gateway,
     /// The timeout in a VirtualService of a gateway changes; --mesh large.
     GatewayRoute,
+    /// A Gateway of Gateway API has another host; --mesh large.
+    KubernetesGateway,
+    /// A ListenerSet has another host; --mesh large.
+    ListenerSet,
+    /// The weights in a TLSRoute of a gateway change; --mesh large.
+    TlsRoute,
+    /// The weights in a TCPRoute of a gateway change; --mesh large.
+    TcpRoute,
+    /// An Ingress has another path; --mesh large.
+    Ingress,
     /// The certificate in a gateway's Secret changes; --mesh large and --tls.
     Secret,
 }
@@ -99,7 +109,14 @@ impl Change {
     pub(crate) fn is_possible(self, is_large: bool, has_tls: bool, in_cluster: bool) -> bool {
         match self {
             Self::MeshConfig | Self::RateLimitPolicy => !in_cluster,
-            Self::Gateway | Self::GatewayRoute => is_large,
+            // The mesh configuration names the gateway that serves Ingresses.
+            Self::Ingress => is_large && !in_cluster,
+            Self::Gateway
+            | Self::GatewayRoute
+            | Self::KubernetesGateway
+            | Self::ListenerSet
+            | Self::TlsRoute
+            | Self::TcpRoute => is_large,
             Self::Secret => is_large && has_tls,
             _ => true,
         }
@@ -123,7 +140,10 @@ impl Change {
             | Self::HttpRoute
             | Self::GrpcRoute
             | Self::Gateway
-            | Self::GatewayRoute => Kind::Route,
+            | Self::GatewayRoute
+            | Self::KubernetesGateway
+            | Self::ListenerSet
+            | Self::Ingress => Kind::Route,
             Self::Service
             | Self::DestinationRule
             | Self::BackendTlsPolicy
@@ -135,6 +155,8 @@ impl Change {
             | Self::RequestAuthentication
             | Self::Telemetry
             | Self::RateLimitPolicy
+            | Self::TlsRoute
+            | Self::TcpRoute
             | Self::EnvoyFilter => Kind::Listener,
             Self::Secret => Kind::Secret,
         }
@@ -166,7 +188,14 @@ impl Change {
             | Self::EnvoyFilter => sidecar.is_of(plan, CHANGED),
             Self::Sidecar => sidecar.is_of(plan, RESTRICTED.min(plan.services - 1)),
             Self::Namespace | Self::ProxyConfig | Self::WorkloadGroup | Self::ReferenceGrant => false,
-            Self::Gateway | Self::GatewayRoute | Self::Secret => sidecar.gateway(plan) == Some(GATEWAY),
+            Self::Gateway
+            | Self::GatewayRoute
+            | Self::KubernetesGateway
+            | Self::ListenerSet
+            | Self::TlsRoute
+            | Self::TcpRoute
+            | Self::Ingress
+            | Self::Secret => sidecar.gateway(plan) == Some(GATEWAY),
         }
     }
 
@@ -198,6 +227,11 @@ impl Change {
             Self::MeshConfig => ("changed-mesh-config", true),
             Self::Gateway => ("changed-gateway", true),
             Self::GatewayRoute => ("public", false),
+            Self::KubernetesGateway => ("changed-kubernetes-gateway", true),
+            Self::ListenerSet => ("changed-listener-set", true),
+            Self::TlsRoute => ("changed-tls-route", true),
+            Self::TcpRoute => ("changed-tcp-route", true),
+            Self::Ingress => ("changed-ingress", true),
             Self::Secret => ("changed-secret", true),
         }
     }
@@ -319,6 +353,11 @@ impl Mesh {
             Change::MeshConfig => vec![mesh_config(version)],
             Change::Gateway => gateway(version).into(),
             Change::GatewayRoute => vec![public_rule(CHANGED, namespaces, version)],
+            Change::KubernetesGateway => gateway_api::gateway(version),
+            Change::ListenerSet => gateway_api::listener_set(version),
+            Change::TlsRoute => gateway_api::tls_route(version),
+            Change::TcpRoute => gateway_api::tcp_route(version),
+            Change::Ingress => gateway_api::ingress(version),
             Change::Secret => secret()?.into(),
         })
     }
