@@ -16,7 +16,7 @@ dt{font-weight:600;max-width:12em}dd{margin:0;min-width:0}
 svg{max-width:100%;height:auto;font:13px system-ui,sans-serif;display:block;margin:.8em 0}
 .panels{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,360px),1fr));gap:.4em 2em;align-items:start}
 .panels svg{width:100%;max-width:460px}
-svg text{fill:#333}.group{font-weight:600}.tick{font-size:12px}.grid{stroke:#ddd}
+svg text{fill:#333}.group{font-weight:600}.tick{font-size:12px}.grid{stroke:#ddd}.zero{stroke:#777}
 .range{stroke:#000;stroke-width:1.5;fill:none}.span{stroke:var(--c);stroke-width:1.2;fill:none;opacity:.7}
 .line{fill:none;stroke-width:2}.high{stroke-dasharray:6 4}.dots{stroke-dasharray:1.5 4}.dashes{stroke-dasharray:12 3 2 3}
 .user{fill:#4c78a8}.kernel{fill:#b8cbe0}.whole{fill:#4c78a8}

@@ -54,18 +54,21 @@ fn svg(height: f64, label: &str, body: &str) -> String {
     )
 }
 
-/// Returns the ticks of an axis from zero to at least this value: four to six, in steps of 1, 2 or 5 times a power of ten.
-fn ticks(max: f64) -> Vec<f64> {
-    if max <= 0.0 {
+/// Returns the ticks of an axis that contains zero and these values: four to seven, in steps of 1, 2 or 5 times a power of
+/// ten. The first one is below zero only if a value is.
+fn ticks(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
+    let (min, max) =
+        values.into_iter().fold((0.0, 0.0), |(min, max): (f64, f64), value| (min.min(value), max.max(value)));
+    if max - min <= 0.0 {
         return vec![0.0, 1.0];
     }
-    let rough = max.max(1e-9) / 5.0;
+    let rough = (max - min).max(1e-9) / 5.0;
     let power = 10_f64.powf(rough.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].map(|step| step * power).into_iter().find(|step| *step >= rough);
     let step = step.unwrap_or(rough);
-    // The division of a multiple of the step may be slightly above a whole number.
-    let number = (max / step - 1e-9).ceil().max(1.0) as u32;
-    (0..=number).map(|index| f64::from(index) * step).collect()
+    // The division of a multiple of the step may be slightly beyond a whole number.
+    let (below, above) = ((-min / step - 1e-9).ceil() as i32, (max / step - 1e-9).ceil() as i32);
+    (-below.max(0)..=above.max(0)).map(|index| f64::from(index) * step).collect()
 }
 
 /// Formats the value of a tick: with commas between thousands, and without zeros at its end.
@@ -90,11 +93,13 @@ mod tests {
 
     #[test]
     fn ticks_are_round_and_enclose_the_values() {
-        assert_eq!(ticks(20.0), [0.0, 5.0, 10.0, 15.0, 20.0]);
-        assert_eq!(ticks(1_237.0), [0.0, 500.0, 1_000.0, 1_500.0]);
-        assert_eq!(ticks(0.4).len(), 5);
+        assert_eq!(ticks([20.0]), [0.0, 5.0, 10.0, 15.0, 20.0]);
+        assert_eq!(ticks([1_237.0]), [0.0, 500.0, 1_000.0, 1_500.0]);
+        assert_eq!(ticks([0.4]).len(), 5);
+        assert_eq!(ticks([-7.0, 12.0]), [-10.0, -5.0, 0.0, 5.0, 10.0, 15.0]);
+        assert_eq!(ticks([-30.0]), [-30.0, -20.0, -10.0, 0.0]);
         for max in [0.0, 1e-12, 3.0, 7.0, 99.0, 123_456.0] {
-            let ticks = ticks(max);
+            let ticks = ticks([max]);
             assert!((2..=7).contains(&ticks.len()) && ticks.last() >= Some(&max), "{max}: {ticks:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! Horizontal bars on one scale that begins at zero.
+//! Horizontal bars on one scale. It begins at zero, or at the least value if that is negative.
 
 use std::fmt::Write as _;
 
@@ -45,6 +45,12 @@ impl Bar {
         self.parts.iter().any(|(_, class)| class.contains("published"))
     }
 
+    /// Returns the sum of the negative parts, and that of the others.
+    fn ends(&self) -> [f64; 2] {
+        let sum = |limit: fn(f64, f64) -> f64| self.parts.iter().map(|(length, _)| limit(*length, 0.0)).sum();
+        [sum(f64::min), sum(f64::max)]
+    }
+
     fn has_short_label(&self) -> bool {
         self.label.chars().count() <= SHORT_LABEL
     }
@@ -65,17 +71,18 @@ impl Bar {
 struct BarScale {
     left: f64,
     width: f64,
-    /// Value at the right end.
+    /// Values at the left and at the right end.
+    bottom: f64,
     top: f64,
 }
 
 impl BarScale {
     fn x(&self, value: f64) -> f64 {
-        self.left + (value.max(0.0) / self.top).min(1.0) * self.width
+        self.left + ((value - self.bottom) / (self.top - self.bottom)).clamp(0.0, 1.0) * self.width
     }
 }
 
-/// Plots bars under headings, all on one scale that begins at zero. A published value far beyond the measured ones ends at
+/// Plots bars under headings, all on one scale that contains zero. A published value far beyond the measured ones ends at
 /// the edge of the plot with an arrow. Returns an empty text without bars.
 pub(crate) fn bars(groups: &[(String, Vec<Bar>)], axis: impl Into<BarAxis>) -> String {
     let axis = axis.into();
@@ -85,14 +92,20 @@ pub(crate) fn bars(groups: &[(String, Vec<Bar>)], axis: impl Into<BarAxis>) -> S
     }
     let greatest = |is_published: bool| {
         let of = all().filter(|bar| bar.is_published() == is_published);
-        of.map(|bar| bar.range.1).fold(0.0, f64::max)
+        of.flat_map(|bar| [bar.range.1, bar.ends()[1]]).fold(0.0, f64::max)
     };
     let (measured, published) = (greatest(false), greatest(true));
     let limit = if measured > 0.0 { MAX_PUBLISHED * measured } else { published };
-    let marks = ticks(measured.max(published.min(limit)));
+    let least = all().flat_map(|bar| [bar.range.0, bar.ends()[0]]).fold(0.0, f64::min);
+    let marks = ticks([least, measured.max(published.min(limit))]);
     let labels = all().filter(|bar| bar.has_short_label()).map(|bar| bar.label.chars().count());
     let left = labels.max().map_or(6.0, |longest| 12.0 + CHARACTER * longest as f64);
-    let scale = BarScale { left, width: WIDTH - NUMBERS - left, top: marks.last().copied().unwrap_or(1.0) };
+    let scale = BarScale {
+        left,
+        width: WIDTH - NUMBERS - left,
+        bottom: marks.first().copied().unwrap_or_default(),
+        top: marks.last().copied().unwrap_or(1.0),
+    };
     let mut body = String::new();
     let mut y = 4.0;
     // Writing to a String cannot fail.
@@ -118,7 +131,8 @@ pub(crate) fn bars(groups: &[(String, Vec<Bar>)], axis: impl Into<BarAxis>) -> S
     let every = ((CHARACTER * longest as f64 + 6.0) / distance).ceil().max(1.0) as usize;
     for (index, mark) in marks.iter().enumerate() {
         let (x, label) = (scale.x(*mark), tick_label(*mark));
-        let _ = write!(below, r#"<path class="grid" d="M{x:.1} {top:.0}V{y:.0}"/>"#);
+        let class = if *mark == 0.0 && scale.bottom < 0.0 { "grid zero" } else { "grid" };
+        let _ = write!(below, r#"<path class="{class}" d="M{x:.1} {top:.0}V{y:.0}"/>"#);
         if index.is_multiple_of(every) {
             let _ = write!(
                 below,
@@ -155,18 +169,22 @@ fn draw(body: &mut String, bar: &Bar, (scale, digits): (&BarScale, usize), mut y
     if !bar.has_short_label() {
         y += LINE - 2.0;
     }
-    let mut whole = 0.0;
+    // Negative parts are at the left of zero, each at the left of the one before it.
+    let (mut below, mut above) = (0.0, 0.0);
     for (length, class) in &bar.parts {
-        let from = scale.x(whole);
-        whole += length;
+        let side = if *length < 0.0 { &mut below } else { &mut above };
+        let ends = [scale.x(*side), scale.x(*side + length)];
+        *side += length;
         let _ = write!(
             body,
-            r#"<rect class="{}" x="{from:.1}" y="{:.0}" width="{:.1}" height="14"/>"#,
+            r#"<rect class="{}" x="{:.1}" y="{:.0}" width="{:.1}" height="14"/>"#,
             escape(class),
+            ends[0].min(ends[1]),
             y + 3.0,
-            scale.x(whole) - from
+            (ends[1] - ends[0]).abs()
         );
     }
+    let whole = below + above;
     let (low, high) = (scale.x(bar.range.0), scale.x(bar.range.1));
     let middle = y + 10.0;
     let class = bar.parts.first().map_or("", |(_, class)| class);
@@ -188,7 +206,7 @@ fn draw(body: &mut String, bar: &Bar, (scale, digits): (&BarScale, usize), mut y
             r#"<path class="range" d="M{low:.1} {middle:.0}H{high:.1}M{low:.1} {cap:.0}v8M{high:.1} {cap:.0}v8"/>"#
         );
     }
-    let end = high.max(scale.x(whole)) + 12.0;
+    let end = high.max(scale.x(above)) + 12.0;
     let _ = write!(body, r#"<text x="{end:.1}" y="{:.0}">{whole:.digits$}</text>"#, y + 14.0);
     y + LINE
 }
@@ -237,6 +255,25 @@ mod tests {
         let text = bars(&[(String::new(), vec![bar("p", &[(10.0, "peer0")], (5.0, 20.0))])], axis());
         // The bar begins at 19 and has 305 units for the value 20.
         assert!(text.contains(r#"<path class="range" d="M95.2 14H324.0M95.2 10v8M324.0 10v8"/>"#), "{text}");
+    }
+
+    #[test]
+    fn negative_values_are_at_the_left_of_zero() {
+        let less = bar("less", &[(-10.0, "peer0")], (-20.0, 5.0));
+        let parts = bar("parts", &[(20.0, "peer0"), (-10.0, "peer1")], (10.0, 10.0));
+        let text = bars(&[(String::new(), vec![less, parts])], axis());
+        // From -20 to 20 over 277 units from 47 on.
+        for drawn in [
+            r#"<path class="grid zero" d="M185.5 "#,
+            r#"<rect class="peer0" x="116.2" y="7" width="69.2""#,
+            r#"<path class="range" d="M47.0 14H220.1"#,
+            r#"<rect class="peer1" x="116.2" y="27" width="69.2""#,
+            ">-20</text>",
+            ">-10.0</text>",
+            ">10.0</text>",
+        ] {
+            assert!(text.contains(drawn), "{drawn}: {text}");
+        }
     }
 
     #[test]

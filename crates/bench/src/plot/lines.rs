@@ -1,4 +1,4 @@
-//! Lines over two logarithmic axes, and trends over results.
+//! Lines over logarithmic axes, and trends over results. An axis with a value of zero or below is linear.
 
 use std::fmt::Write as _;
 
@@ -47,16 +47,63 @@ pub(crate) struct LineTitles<'a> {
     pub(crate) y: &'a str,
 }
 
+/// Vertical axis: its ticks, and the positions of values.
+struct ValueAxis {
+    marks: Vec<f64>,
+    is_logarithmic: bool,
+}
+
+impl ValueAxis {
+    /// Returns a linear axis that contains zero and these values.
+    fn linear(values: impl Iterator<Item = f64>) -> Self {
+        Self { marks: ticks(values), is_logarithmic: false }
+    }
+
+    /// Returns a logarithmic axis of these values; a linear one if a value is not above 0.
+    fn logarithmic(values: impl Iterator<Item = f64> + Clone) -> Self {
+        let (low, high) =
+            values.clone().fold((f64::MAX, f64::MIN), |(low, high), y| (y.min(low), y.max(high)));
+        if low <= 0.0 {
+            return Self::linear(values);
+        }
+        Self { marks: marks(low, high), is_logarithmic: true }
+    }
+
+    /// Returns the vertical position of a value.
+    fn y(&self, value: f64) -> f64 {
+        let (bottom, top) =
+            (self.marks.first().copied().unwrap_or(0.0), self.marks.last().copied().unwrap_or(1.0));
+        let share = if self.is_logarithmic {
+            (value / bottom).ln() / (top / bottom).ln()
+        } else {
+            (value - bottom) / (top - bottom)
+        };
+        TOP + HEIGHT - share * HEIGHT
+    }
+
+    /// Returns the ticks with their positions.
+    fn labels(&self) -> Vec<(f64, String)> {
+        self.marks.iter().map(|mark| (self.y(*mark), tick_label(*mark))).collect()
+    }
+
+    /// Returns the position of zero if values are below it.
+    fn zero(&self) -> Option<f64> {
+        self.marks.first().is_some_and(|bottom| !self.is_logarithmic && *bottom < 0.0).then(|| self.y(0.0))
+    }
+}
+
 /// Axes of a plot: titles, and labels by their positions.
 struct LineAxes<'a> {
     titles: LineTitles<'a>,
     places: Vec<(f64, String)>,
     marks: Vec<(f64, String)>,
+    /// Position of a line at zero, if there are values below it.
+    zero: Option<f64>,
     /// Labels of places are long.
     is_tilted: bool,
 }
 
-/// Plots lines over two logarithmic axes, with their legend; empty without points.
+/// Plots lines over logarithmic axes, with their legend; empty without points.
 pub(crate) fn lines<P: Copy + Into<LinePoint>>(lines: &[Line<P>], x_title: &str, y_title: &str) -> String {
     let plot = line_panel(lines, LineTitles { plot: "", x: x_title, y: y_title });
     if plot.is_empty() {
@@ -67,7 +114,8 @@ pub(crate) fn lines<P: Copy + Into<LinePoint>>(lines: &[Line<P>], x_title: &str,
     format!("{plot}{}", legend(&entries))
 }
 
-/// Plots lines over two logarithmic axes, without their legend; empty without points. Values must be above 0.
+/// Plots lines over logarithmic axes, without their legend; empty without points. The axis of values is linear if one of
+/// them is 0 or below.
 pub(crate) fn line_panel<P: Copy + Into<LinePoint>>(lines: &[Line<P>], titles: LineTitles<'_>) -> String {
     let all = points(lines);
     let mut places: Vec<f64> = all.iter().flatten().map(|point| point.x).collect();
@@ -76,26 +124,19 @@ pub(crate) fn line_panel<P: Copy + Into<LinePoint>>(lines: &[Line<P>], titles: L
     let (Some(min), Some(max)) = (places.first(), places.last()) else { return String::new() };
     let span = (max / min).ln();
     let x = |value: f64| if span > 0.0 { (value / min).ln() / span } else { 0.5 };
-    // A least value of 0 or below has no place on the axis.
-    let values = all.iter().flatten().flat_map(values).filter(|value| *value > 0.0);
-    let (low, high) = values.fold((f64::MAX, 0.0), |(low, high), y| (y.min(low), y.max(high)));
-    if high <= 0.0 {
-        return String::new();
-    }
-    let marks = marks(low, high);
-    let (Some(bottom), Some(top)) = (marks.first(), marks.last()) else { return String::new() };
-    let y = |value: f64| TOP + HEIGHT - (value.max(*bottom) / bottom).ln() / (top / bottom).ln() * HEIGHT;
+    let axis = ValueAxis::logarithmic(all.iter().flatten().flat_map(values));
     let axes = LineAxes {
         titles,
         places: places.iter().map(|place| (across(x(*place)), tick_label(*place))).collect(),
-        marks: marks.iter().map(|mark| (y(*mark), tick_label(*mark))).collect(),
+        marks: axis.labels(),
+        zero: axis.zero(),
         is_tilted: false,
     };
-    axes.draw(lines, &all, (&x, &y))
+    axes.draw(lines, &all, (&x, &|value| axis.y(value)))
 }
 
-/// Plots the values of results from zero on, without a legend; empty without points. The places of points are indices of
-/// `labels`.
+/// Plots the values of results on an axis that contains zero, without a legend; empty without points. The places of points
+/// are indices of `labels`.
 pub(crate) fn trend<P: Copy + Into<LinePoint>>(
     lines: &[Line<P>],
     labels: &[String],
@@ -107,17 +148,16 @@ pub(crate) fn trend<P: Copy + Into<LinePoint>>(
     }
     let last = labels.len().saturating_sub(1) as f64;
     let x = |index: f64| if last > 0.0 { index / last } else { 0.5 };
-    let marks = ticks(all.iter().flatten().flat_map(values).fold(0.0, f64::max));
-    let top = marks.last().copied().unwrap_or(1.0);
-    let y = |value: f64| TOP + HEIGHT - value.max(0.0) / top * HEIGHT;
+    let axis = ValueAxis::linear(all.iter().flatten().flat_map(values));
     let places = labels.iter().enumerate();
     let axes = LineAxes {
         titles,
         places: places.map(|(index, label)| (across(x(index as f64)), label.clone())).collect(),
-        marks: marks.iter().map(|mark| (y(*mark), tick_label(*mark))).collect(),
+        marks: axis.labels(),
+        zero: axis.zero(),
         is_tilted: true,
     };
-    axes.draw(lines, &all, (&x, &y))
+    axes.draw(lines, &all, (&x, &|value| axis.y(value)))
 }
 
 /// Returns the points of each line.
@@ -197,6 +237,9 @@ impl LineAxes<'_> {
                 LEFT - 6.0,
                 height + 4.0
             );
+        }
+        if let Some(zero) = self.zero {
+            let _ = write!(body, r#"<path class="grid zero" d="M{LEFT} {zero:.1}H{right}"/>"#);
         }
         let below = TOP + HEIGHT + 16.0;
         let mut free = 0.0;
@@ -278,7 +321,6 @@ mod tests {
         assert!(svg.contains(">connections</text>") && svg.contains(">latency, µs</text>"), "{svg}");
         assert!(svg.contains(r#"<text class="group" x="0" y="15">P99 &lt;of&gt; x</text>"#), "{svg}");
         assert_eq!(line_panel::<LinePoint>(&[], TITLES), "");
-        assert_eq!(line_panel(&[line(vec![(2.0, 0.0).into()])], TITLES), "", "no value is above 0");
     }
 
     #[test]
@@ -290,9 +332,15 @@ mod tests {
             svg.contains(r#"d="M227.5 220.0V30.0M"#) && svg.contains(r#"d="M230.5 220.0V30.0M"#),
             "{svg}"
         );
-        // A least value below zero ends at the axis.
-        let svg = line_panel(&[line(vec![LinePoint { range: Some((-5.0, 100.0)), ..point }])], TITLES);
-        assert!(svg.contains("V30.0") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+        // With a value below zero, the axis is linear: from -50 to 100.
+        let svg =
+            line_panel(&[line(vec![LinePoint { y: 0.0, range: Some((-50.0, 100.0)), ..point }])], TITLES);
+        assert!(svg.contains("220.0V30.0") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+        assert!(
+            svg.contains(r#"cy="156.7""#) && svg.contains(r#"<path class="grid zero" d="M70 156.7H388"/>"#),
+            "{svg}"
+        );
+        assert!(svg.contains(">-50</text>"), "{svg}");
     }
 
     #[test]
