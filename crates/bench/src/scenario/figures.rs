@@ -25,12 +25,14 @@ pub(super) use self::{
 
 /// Number of colours of published systems.
 const COLOURS: usize = 8;
-/// Styles of the lines of a peer, which differ in access log or variant of the configuration.
-const STYLES: [&str; 4] = ["", " high", " dots", " dashes"];
+/// Styles of the lines of one colour, of a peer. A plot has no more lines of a colour than these.
+pub(super) const STYLES: [&str; 4] = ["", " high", " dots", " dashes"];
 /// Explanation of the ranges in bars and in lines, for captions.
 pub(super) const RANGE_OF_BARS: &str =
     "Black lines: least and greatest value of the rounds; the number beside is the median.";
 const RANGE_OF_LINES: &str = "Vertical lines: least and greatest value of the rounds; marks of one number of connections are moved apart.";
+const AXES_OF_LINES: &str =
+    "Both axes are logarithmic; an axis that begins at 0 or below is linear, because it has such values.";
 /// Explanation of published values in bars, for captions.
 pub(super) const PUBLISHED_BARS: &str = "Pale bars with hollow marks: published, not measured here, and of another size than \
                                          the measured ones, which their names give if it is known; the sources have the same \
@@ -47,6 +49,8 @@ struct Curve {
     style: &'static str,
     /// Peer of a series of the run.
     peer: Option<&'static str>,
+    /// Number of the plot that has the curve; `None` for all plots.
+    plot: Option<usize>,
     /// For each figure of the group.
     values: Vec<Values>,
 }
@@ -73,42 +77,54 @@ pub(super) fn published_colour(index: usize) -> String {
     format!("published{} published", index % COLOURS)
 }
 
-/// Plots a group of figures in a topology; `None` without values.
-pub(super) fn plot(
+/// Plots a group of figures in a topology. There are several plots if a peer has more lines than styles, and none without
+/// values. Each has the baseline and the published figures.
+pub(super) fn plots(
     result: &ScenarioResult,
     published: &[&Published],
     (topology, measure): (Topology, Measure),
-) -> Option<Plot> {
+) -> Vec<Plot> {
     let figures: Vec<&Figure> = measure.figures().iter().collect();
     let mut curves = measured_curves(result, topology, &figures);
     if curves.is_empty() {
-        return None;
+        return Vec::new();
     }
     let others = of_others(result, published, topology, &figures);
     let has_others = !others.is_empty();
     curves.extend(others);
+    // Bars have labels.
     let has_bars = result.report.settings.connections.len() == 1;
+    let last = curves.iter().filter_map(|curve| curve.plot).max().filter(|_| !has_bars).unwrap_or_default();
+    let of_plot = |number: usize| {
+        let shown = curves.iter().filter(|curve| has_bars || curve.plot.is_none_or(|plot| plot == number));
+        of_curves(&shown.collect::<Vec<_>>(), &figures, (has_bars, has_others))
+    };
+    (0..=last).map(of_plot).collect()
+}
+
+/// Plots figures, with bars or with lines, and with published ones or without.
+fn of_curves(curves: &[&Curve], figures: &[&Figure], (has_bars, has_others): (bool, bool)) -> Plot {
     let of_figure = |(index, figure): (usize, &&Figure)| {
-        if has_bars { bars(&curves, index, figure) } else { lines(&curves, index, figure) }
+        if has_bars { bars(curves, index, figure) } else { lines(curves, index, figure) }
     };
     let panels = figures.iter().enumerate().map(of_figure).filter(|panel| !panel.is_empty()).collect();
     let explanation = match (has_bars, has_others) {
         (true, false) => RANGE_OF_BARS.to_owned(),
         (true, true) => format!("{RANGE_OF_BARS} {PUBLISHED_BARS}"),
-        (false, false) => format!("{RANGE_OF_LINES} Both axes are logarithmic."),
+        (false, false) => format!("{RANGE_OF_LINES} {AXES_OF_LINES}"),
         (false, true) => format!(
-            "{RANGE_OF_LINES} Both axes are logarithmic. Hollow marks: published, not measured here; the sources have the \
+            "{RANGE_OF_LINES} {AXES_OF_LINES} Hollow marks: published, not measured here; the sources have the \
              same numbers below. A level line: number of connections not given."
         ),
     };
     // Bars have labels, so their legend has the colours of peers alone.
-    let entry = |curve: &Curve| match curve.peer {
+    let entry = |curve: &&Curve| match curve.peer {
         Some(peer) if has_bars => (curve.colour.clone(), peer.to_owned()),
         None if has_bars => (curve.colour.clone(), curve.label.clone()),
         _ => (format!("line {}{}", curve.colour, curve.style), curve.label.clone()),
     };
     let entries: Vec<(String, String)> = curves.iter().map(entry).collect();
-    Some(Plot { panels, legend: plot::legend(&entries), explanation })
+    Plot { panels, legend: plot::legend(&entries), explanation }
 }
 
 /// Returns the series of the run in a topology, then the baseline.
@@ -119,13 +135,13 @@ fn measured_curves(result: &ScenarioResult, topology: Topology, figures: &[&Figu
             all.push(row.series);
         }
     }
-    let style = |index: usize| {
+    let place = |index: usize| {
         let earlier = all[..index].iter().filter(|series| series.peer == all[index].peer).count();
-        STYLES[earlier % STYLES.len()]
+        (STYLES[earlier % STYLES.len()], Some(earlier / STYLES.len()))
     };
-    let styles: Vec<&str> = (0..all.len()).map(style).collect();
-    let all = all.into_iter().zip(styles).chain([(Series::BASELINE, "")]);
-    let curve = |(series, style): (Series, &'static str)| {
+    let places: Vec<(&str, Option<usize>)> = (0..all.len()).map(place).collect();
+    let all = all.into_iter().zip(places).chain([(Series::BASELINE, ("", None))]);
+    let curve = |(series, (style, plot)): (Series, (&'static str, Option<usize>))| {
         let rows = || result.report.summary.iter().filter(|row| row.series == series);
         let values = |figure: &&Figure| -> Values {
             let value = |spread: &Spread| spread.divided_by(figure.unit);
@@ -137,6 +153,7 @@ fn measured_curves(result: &ScenarioResult, topology: Topology, figures: &[&Figu
             colour: colour(series.peer),
             style,
             peer: Some(series.peer.map_or("no sidecar", Peer::name)),
+            plot,
             values,
         })
     };
@@ -172,22 +189,21 @@ fn of_others(
         }
         if values.iter().any(|values| !values.is_empty()) {
             let (label, colour) = (one.label(index), published_colour(index));
-            curves.push(Curve { label, colour, style: "", peer: None, values });
+            curves.push(Curve { label, colour, style: "", peer: None, plot: None, values });
         }
     }
     curves
 }
 
-/// Plots the lines of a figure; values up to 0 are left out, because the axes are logarithmic.
-fn lines(curves: &[Curve], index: usize, figure: &Figure) -> String {
-    let line = |curve: &Curve| {
+/// Plots the lines of a figure.
+fn lines(curves: &[&Curve], index: usize, figure: &Figure) -> String {
+    let line = |curve: &&Curve| {
         let point = |(connections, spread): &(usize, Spread)| LinePoint {
             x: *connections as f64,
             y: spread.median,
             range: curve.peer.map(|_| (spread.min, spread.max)),
         };
-        let mut points: Vec<LinePoint> =
-            curve.values.get(index)?.iter().map(point).filter(|point| point.y > 0.0).collect();
+        let mut points: Vec<LinePoint> = curve.values.get(index)?.iter().map(point).collect();
         points.sort_by(|first, second| first.x.total_cmp(&second.x));
         let class = format!("{}{}", curve.colour, curve.style);
         (!points.is_empty()).then(|| Line { label: curve.label.clone(), class, points })
@@ -200,8 +216,8 @@ fn lines(curves: &[Curve], index: usize, figure: &Figure) -> String {
 }
 
 /// Plots the bars of a figure.
-fn bars(curves: &[Curve], index: usize, figure: &Figure) -> String {
-    let bar = |curve: &Curve| {
+fn bars(curves: &[&Curve], index: usize, figure: &Figure) -> String {
+    let bar = |curve: &&Curve| {
         let (_, spread) = *curve.values.get(index)?.first()?;
         Some(Bar {
             label: curve.label.clone(),

@@ -210,6 +210,11 @@ pub(super) fn figure_of(title: &str, plot: &Plot, made: &str, figures: &mut usiz
     )
 }
 
+/// Returns the end of the title of one of several plots of the same figures, as in `, part 1 of 2`.
+pub(super) fn part(index: usize, number: usize) -> String {
+    if number > 1 { format!(", part {} of {number}", index + 1) } else { String::new() }
+}
+
 /// Returns the method of measurement, for the captions of plots.
 fn made(result: &ScenarioResult) -> String {
     let settings = &result.report.settings;
@@ -245,9 +250,13 @@ fn figure(
         Measure::Variants => "CPU time of sidecars and the authorizer, µs for a request",
         Measure::Memory => "Resident memory of each sidecar, MB",
     };
-    let plot = figures::plot(result, published, (topology, measure));
-    let title = format!("{what}: {}", topology.name());
-    plot.map_or_else(String::new, |plot| figure_of(&title, &plot, made, figures))
+    let plots = figures::plots(result, published, (topology, measure));
+    let number = plots.len();
+    let figure = |(index, plot): (usize, &Plot)| {
+        let title = format!("{what}: {}{}", topology.name(), part(index, number));
+        figure_of(&title, plot, made, figures)
+    };
+    plots.iter().enumerate().map(figure).collect()
 }
 
 /// Returns the conditions that the result does not meet, and the missing turns with the reasons.

@@ -460,7 +460,7 @@ fn the_page_of_a_result_is_self_contained_and_balanced() {
     for text in [
         "Hollow marks: published, not measured here",
         "Vertical lines: least and greatest value of the rounds",
-        "Both axes are logarithmic.",
+        "Both axes are logarithmic;",
         "Figure 1. Latency from when requests were due, µs: both-sidecars",
         r#"<span class="key line peer0"></span>skysail</li>"#,
         r#"<span class="key line peer1"></span>envoy</li>"#,

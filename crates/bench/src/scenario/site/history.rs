@@ -8,7 +8,7 @@ use crate::{
     plot::{self, Line, LinePoint, LineTitles, escape},
     scenario::{
         ScenarioResult,
-        figures::{self, FigureHistory, Plot},
+        figures::{self, FigureHistory, Plot, STYLES},
         format::Figure,
         page,
         study::AnyResult,
@@ -19,8 +19,6 @@ use crate::{
 const MAX_COLUMNS: usize = 8;
 /// Characters of a date in the labels of a trend: month and day.
 const MONTH_AND_DAY: std::ops::Range<usize> = 5..10;
-/// Styles of the lines of a peer.
-const STYLES: [&str; 4] = ["", " high", " dots", " dashes"];
 
 /// Returns the history, or the condition for one.
 pub(super) fn section(results: &[StoredResult], number: &mut usize) -> String {
@@ -47,7 +45,7 @@ fn trends(results: &[StoredResult], values: &[Vec<FigureHistory>], number: &mut 
     let labels: Vec<String> = results.iter().map(label).collect();
     let mut machines: Vec<&str> = results.iter().map(|stored| stored.facts().machine.cpu.as_str()).collect();
     machines.dedup();
-    let mut made = "Medians from zero on, from the oldest result to the newest; below the axis are commit, month and day. \
+    let mut made = "Medians on an axis with zero, from the oldest result to the newest; below the axis are commit, month and day. \
                     Vertical lines: least and greatest value of the rounds."
         .to_owned();
     if machines.len() > 1 {
@@ -69,42 +67,49 @@ fn trends(results: &[StoredResult], values: &[Vec<FigureHistory>], number: &mut 
                 series.push((&value.series, &value.colour));
             }
         }
-        let classes = classes(&series);
-        let panels = drawn.iter().map(|figure| trend(figure, (section, &series, &classes), values, &labels));
-        let entries: Vec<(String, String)> = series
-            .iter()
-            .zip(&classes)
-            .map(|((name, _), class)| (format!("line {class}"), (*name).to_owned()))
-            .collect();
-        let plot = Plot {
-            panels: panels.filter(|panel| !panel.is_empty()).collect(),
-            legend: plot::legend(&entries),
-            explanation: String::new(),
-        };
-        if !plot.panels.is_empty() {
-            text.push_str(&page::figure_of(&format!("Trend: {section}"), &plot, &made, number));
+        let parts = parts(&series);
+        for (index, lines) in parts.iter().enumerate() {
+            let panels = drawn.iter().map(|figure| trend(figure, (section, lines), values, &labels));
+            let entries = lines.iter().map(|(name, class)| (format!("line {class}"), (*name).to_owned()));
+            let plot = Plot {
+                panels: panels.filter(|panel| !panel.is_empty()).collect(),
+                legend: plot::legend(&entries.collect::<Vec<_>>()),
+                explanation: String::new(),
+            };
+            if !plot.panels.is_empty() {
+                let title = format!("Trend: {section}{}", page::part(index, parts.len()));
+                text.push_str(&page::figure_of(&title, &plot, &made, number));
+            }
         }
     }
     text
 }
 
-/// Returns the CSS classes of lines: the colour of the peer, and a style for each further line of it.
-fn classes(series: &[(&str, &str)]) -> Vec<String> {
-    let class = |(index, (_, colour)): (usize, &(&str, &str))| {
+/// Returns the names and CSS classes of the lines of each plot: the colour of the peer, and a style for each further line
+/// of it. A plot has no two lines that look the same.
+fn parts<'a>(series: &[(&'a str, &str)]) -> Vec<Vec<(&'a str, String)>> {
+    let mut parts: Vec<Vec<(&str, String)>> = Vec::new();
+    for (index, (name, colour)) in series.iter().enumerate() {
         let earlier = series[..index].iter().filter(|(_, other)| other == colour).count();
-        format!("{colour}{}", STYLES[earlier % STYLES.len()])
-    };
-    series.iter().enumerate().map(class).collect()
+        let part = earlier / STYLES.len();
+        if part == parts.len() {
+            parts.push(Vec::new());
+        }
+        if let Some(lines) = parts.get_mut(part) {
+            lines.push((name, format!("{colour}{}", STYLES[earlier % STYLES.len()])));
+        }
+    }
+    parts
 }
 
 /// Returns the trend of a figure: a line for each series.
 fn trend(
     figure: &Figure,
-    (section, series, classes): (&str, &[(&str, &str)], &[String]),
+    (section, series): (&str, &[(&str, String)]),
     values: &[Vec<FigureHistory>],
     labels: &[String],
 ) -> String {
-    let line = |((name, _), class): (&(&str, &str), &String)| {
+    let line = |(name, class): &(&str, String)| {
         let point = |(index, values): (usize, &Vec<FigureHistory>)| {
             let is_same = |value: &&FigureHistory| {
                 value.section == section && value.series == *name && value.figure.metric == figure.metric
@@ -119,7 +124,7 @@ fn trend(
         }
     };
     let lines: Vec<Line<LinePoint>> =
-        series.iter().zip(classes).map(line).filter(|line| !line.points.is_empty()).collect();
+        series.iter().map(line).filter(|line| !line.points.is_empty()).collect();
     let titles = LineTitles {
         plot: figures::measured(figure),
         x: "commit and date of the result",
@@ -208,4 +213,24 @@ fn of_traffic(result: &ScenarioResult) -> Vec<FigureHistory> {
         })
     });
     rows.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plot_has_no_two_lines_that_look_the_same() {
+        let names: Vec<String> = (0..10).map(|number| format!("case-{number}")).collect();
+        let mut series: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "peer0")).collect();
+        series.insert(0, ("none", "none"));
+        let parts = parts(&series);
+        assert_eq!(parts.iter().map(Vec::len).collect::<Vec<_>>(), [5, 4, 2], "{parts:?}");
+        for lines in &parts {
+            let mut classes: Vec<&str> = lines.iter().map(|(_, class)| class.as_str()).collect();
+            classes.sort_unstable();
+            classes.dedup();
+            assert_eq!(classes.len(), lines.len(), "{lines:?}");
+        }
+    }
 }
