@@ -8,7 +8,6 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use anyhow::{Context as _, ensure};
@@ -123,17 +122,25 @@ pub(crate) fn run(mut args: MicroArgs) -> anyhow::Result<bool> {
     let mut baseline = read(file)?;
     baseline.benchmarks.retain(|name, _| is_of(name, &args.only));
     let rows = compare(&measured, &baseline.benchmarks, args.tolerance);
-    stdio::print(table(&rows))?;
-    if baseline.cpu != cpu {
-        stdio::print_error(format_args!(
-            "{} was measured on another CPU model ({}; this machine: {cpu}), so nothing is judged",
-            file.display(),
-            baseline.cpu
-        ));
+    let is_judged = baseline.cpu == cpu;
+    stdio::print(table(&rows, is_judged))?;
+    if !is_judged {
+        stdio::print_error(not_judged(file, &baseline.cpu, &cpu));
         return Ok(true);
     }
     rows.iter().filter_map(|row| row.message(file)).for_each(stdio::print_error);
     Ok(!rows.iter().any(MicroRow::is_failure))
+}
+
+/// Returns why no time is judged, and how to get a baseline of this machine.
+fn not_judged(file: &Path, other: &str, cpu: &str) -> String {
+    format!(
+        "nothing is judged: {} was measured on another CPU model ({other}; this machine: {cpu}). For a baseline of this \
+         machine, check the commit before the change out, measure it with cargo bench --bench micro -p {PACKAGE}http, and \
+         write it: bench micro --baseline FILE --only http --write. Then measure the change, and compare: bench micro \
+         --baseline FILE --only http",
+        file.display()
+    )
 }
 
 /// Returns whether a benchmark belongs to one of these crates; all do if none is given.
@@ -245,14 +252,12 @@ fn write(file: &Path, mut baseline: MicroBaseline, only: &[String]) -> anyhow::R
         .with_context(|| format!("cannot write the baseline to {}", file.display()))
 }
 
-/// Returns the commit of the source tree that contains the baseline.
+/// Returns the commit of the source tree that contains the baseline, and whether other files of the tree have changes: a
+/// change and its baseline are one commit, so the baseline is usually written before it.
 fn commit(baseline: &Path) -> String {
     let folder = baseline.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let output = Command::new("git").arg("-C").arg(folder).args(["rev-parse", "--short=8", "HEAD"]).output();
-    match output {
-        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
-        _ => "unknown".to_owned(),
-    }
+    let name = baseline.file_name().and_then(|name| name.to_str());
+    stage::commit_of(folder, name).unwrap_or_else(|| "unknown".to_owned())
 }
 
 /// Compares measurements with a baseline; the tolerance is in percent. Returns all benchmarks of both, by name.
@@ -309,11 +314,13 @@ impl MicroRow<'_> {
     }
 }
 
-fn table(rows: &[MicroRow<'_>]) -> String {
+/// Returns the table. On another CPU model, it judges no times.
+fn table(rows: &[MicroRow<'_>], is_judged: bool) -> String {
     let head = ["benchmark", "median", "± %", "baseline", "ratio", "verdict"].map(str::to_owned);
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let cells = |row: &MicroRow<'_>| {
         let verdict = match row.verdict {
+            MicroVerdict::Same | MicroVerdict::Slower | MicroVerdict::Faster if !is_judged => "not judged",
             MicroVerdict::Same => "same",
             MicroVerdict::Slower => "slower",
             MicroVerdict::Faster => "faster",
@@ -446,7 +453,15 @@ mod tests {
             assert!(is_failure && text.starts_with(start) && text.ends_with(update), "{text}");
             assert!(text.contains("cargo bench -p skysail-http"), "{text}");
         }
-        let table = table(&rows);
+        let judged = not_judged(Path::new("m.json"), "another", "this");
+        assert!(
+            judged.starts_with("nothing is judged: m.json was measured on another CPU model (another;"),
+            "{judged}"
+        );
+        assert!(judged.contains("bench micro --baseline FILE --only http --write."), "{judged}");
+        let other = table(&rows, false);
+        assert!(other.contains("|  1.50 | not judged |"), "{other}");
+        let table = table(&rows, true);
         assert!(table.contains("| http/slower | 150.0 ns |   0.7 | 100.0 ns |  1.50 |  slower |"), "{table}");
         assert!(table.contains("| http/gone   |        - |     - |   1.0 ns |     - | missing |"), "{table}");
     }
@@ -480,6 +495,36 @@ mod tests {
         assert!(run(args(folder.path(), &[], false)).unwrap(), "slower on another CPU");
         let error = run(args(folder.path(), &["http"], true)).unwrap_err().to_string();
         assert!(error.contains("measured on another CPU model (another; "), "{error}");
+    }
+
+    #[test]
+    fn a_baseline_names_changes_of_the_tree() {
+        let folder = tempfile::tempdir().unwrap();
+        let git = |arguments: &[&str]| {
+            let author = ["-c", "user.name=test", "-c", "user.email=test@example.org"];
+            let output = std::process::Command::new("git")
+                .arg("-C")
+                .arg(folder.path())
+                .args(author)
+                .args(arguments)
+                .output();
+            assert!(output.unwrap().status.success(), "{arguments:?}");
+        };
+        let baseline = folder.path().join("bench/micro.json");
+        fs::create_dir(folder.path().join("bench")).unwrap();
+        assert_eq!(commit(&baseline), "unknown");
+        for file in ["code.rs", "bench/micro.json"] {
+            fs::write(folder.path().join(file), "1").unwrap();
+        }
+        git(&["init", "--quiet"]);
+        git(&["add", "."]);
+        git(&["commit", "--quiet", "-m", "first"]);
+        let first = commit(&baseline);
+        assert!(first.len() == 12 && first.bytes().all(|byte| byte.is_ascii_hexdigit()), "{first}");
+        fs::write(&baseline, "2").unwrap();
+        assert_eq!(commit(&baseline), first, "the baseline itself is no change");
+        fs::write(folder.path().join("code.rs"), "2").unwrap();
+        assert_eq!(commit(&baseline), format!("{first} with changes"));
     }
 
     #[test]

@@ -247,14 +247,21 @@ pub(crate) fn machine(
 
 /// Returns the Git commit of the source tree that contains this program, if there is one.
 pub(crate) fn commit() -> Option<String> {
-    let program = std::env::current_exe().ok()?;
+    commit_of(std::env::current_exe().ok()?.parent()?, None)
+}
+
+/// Returns the Git commit of the source tree with this folder, if there is one. It says whether files differ from the
+/// commit, other than the given file of the folder.
+pub(crate) fn commit_of(folder: &Path, except: Option<&str>) -> Option<String> {
     let git = |arguments: &[&str]| {
-        let mut command = std::process::Command::new("git");
-        let output = command.arg("-C").arg(program.parent()?).args(arguments).output().ok()?;
+        let output = std::process::Command::new("git").arg("-C").arg(folder).args(arguments).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
     let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
-    let changed = git(&["status", "--porcelain", "--untracked-files=no"])?;
+    let mut status = vec!["status", "--porcelain", "--untracked-files=no", "--", ":/"];
+    let except = except.map(|file| format!(":(exclude){file}"));
+    status.extend(except.as_deref());
+    let changed = git(&status)?;
     Some(if changed.is_empty() { commit } else { format!("{commit} with changes") })
 }
 
