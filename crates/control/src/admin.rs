@@ -17,7 +17,7 @@ use tokio::net::TcpListener;
 use crate::{
     access::{self, Access},
     authority::AuthorityManager,
-    debug::whole_config_dump,
+    config_dump::whole_config_dump,
     metrics::Gauges,
     prefetch::PrefetchHistory,
     publish::Publisher,

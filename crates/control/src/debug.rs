@@ -1,27 +1,16 @@
 //! Istio's debug types, which `istioctl proxy-status` and `istioctl x internal-debug` request by discovery. They show
-//! the whole mesh, so [`Access`](crate::access::Access) authorizes the caller, and only the TLS port serves them. The admin
-//! page `/debug/config_dump` is made here too.
+//! the whole mesh, so [`Access`](crate::access::Access) authorizes the caller, and only the TLS port serves them.
 
-use std::{collections::BTreeMap, time::SystemTime};
+use std::time::SystemTime;
 
 use serde_json::json;
 use skysail_model::ProxyView;
 use skysail_xds::{
-    Codec as _, Kind, Snapshot,
+    Kind,
     envoy::pb::{
         envoy::{
-            admin::v3::{
-                BootstrapConfigDump, ClustersConfigDump, ConfigDump, EndpointsConfigDump,
-                ListenersConfigDump, RoutesConfigDump, UpdateFailureState,
-                clusters_config_dump::DynamicCluster,
-                endpoints_config_dump::DynamicEndpointConfig,
-                listeners_config_dump::{DynamicListener, DynamicListenerState},
-                routes_config_dump::DynamicRouteConfig,
-            },
-            config::{
-                core::v3::{ControlPlane, Node},
-                route::v3::{RouteConfiguration, VirtualHost},
-            },
+            admin::v3::{BootstrapConfigDump, UpdateFailureState},
+            config::core::v3::{ControlPlane, Node},
             service::{
                 discovery::v3::DiscoveryResponse,
                 status::v3::{ClientConfig, ConfigStatus, client_config::GenericXdsConfig},
@@ -36,6 +25,7 @@ use tonic::Status;
 
 use crate::{
     admin::Pages,
+    config_dump::{clusters, listeners, of_kind, tables},
     publish::{ClientStatus, Publisher, TypeStatus},
 };
 
@@ -164,76 +154,4 @@ fn config_dump(publisher: &Publisher, proxy: &str) -> Result<Vec<Any>, Status> {
         pack(&listeners(&snapshot)),
         pack(&tables(routes)),
     ])
-}
-
-/// Returns all that a proxy may subscribe to, without secrets: the same and its endpoints. Route tables have their virtual
-/// hosts, whether the proxy requests these on demand or not. `None` if no such proxy is connected.
-pub(crate) fn whole_config_dump(publisher: &Publisher, proxy: &str) -> Option<ConfigDump> {
-    let snapshot = publisher.resources_of(proxy)?;
-    let endpoints = EndpointsConfigDump {
-        dynamic_endpoint_configs: of_kind(&snapshot, Kind::Endpoint)
-            .map(|(_, endpoints)| DynamicEndpointConfig {
-                endpoint_config: Some(endpoints),
-                ..DynamicEndpointConfig::default()
-            })
-            .collect(),
-        ..EndpointsConfigDump::default()
-    };
-    let mut hosts: BTreeMap<String, Vec<VirtualHost>> = BTreeMap::new();
-    for (name, host) in of_kind(&snapshot, Kind::VirtualHost) {
-        if let (Some((table, _)), Ok(host)) = (name.rsplit_once('/'), VirtualHost::from_slice(&host.value)) {
-            hosts.entry(table.to_owned()).or_default().push(host);
-        }
-    }
-    let routes = of_kind(&snapshot, Kind::Route).map(|(name, mut route)| {
-        if let (Some(hosts), Ok(mut table)) =
-            (hosts.remove(&name), RouteConfiguration::from_slice(&route.value))
-        {
-            table.virtual_hosts.extend(hosts);
-            route.value = table.to_vec();
-        }
-        route
-    });
-    let routes = tables(routes);
-    let sections = [pack(&clusters(&snapshot)), pack(&endpoints), pack(&listeners(&snapshot)), pack(&routes)];
-    Some(ConfigDump { configs: sections.into() })
-}
-
-fn clusters(snapshot: &Snapshot) -> ClustersConfigDump {
-    ClustersConfigDump {
-        dynamic_active_clusters: of_kind(snapshot, Kind::Cluster)
-            .map(|(_, cluster)| DynamicCluster { cluster: Some(cluster), ..DynamicCluster::default() })
-            .collect(),
-        ..ClustersConfigDump::default()
-    }
-}
-
-fn listeners(snapshot: &Snapshot) -> ListenersConfigDump {
-    ListenersConfigDump {
-        dynamic_listeners: of_kind(snapshot, Kind::Listener)
-            .map(|(name, listener)| DynamicListener {
-                name,
-                active_state: Some(DynamicListenerState {
-                    listener: Some(listener),
-                    ..DynamicListenerState::default()
-                }),
-                ..DynamicListener::default()
-            })
-            .collect(),
-        ..ListenersConfigDump::default()
-    }
-}
-
-fn tables(routes: impl Iterator<Item = Any>) -> RoutesConfigDump {
-    RoutesConfigDump {
-        dynamic_route_configs: routes
-            .map(|route| DynamicRouteConfig { route_config: Some(route), ..DynamicRouteConfig::default() })
-            .collect(),
-        ..RoutesConfigDump::default()
-    }
-}
-
-fn of_kind(snapshot: &Snapshot, kind: Kind) -> impl Iterator<Item = (String, Any)> {
-    let any = move |body: &[u8]| Any { type_url: kind.url().to_owned(), value: body.to_vec() };
-    snapshot.iter(kind).map(move |resource| (resource.name.to_string(), any(&resource.body)))
 }

@@ -10,7 +10,7 @@
 //! | Authentication | `authentication` (principals), `platform` (pods and trust domains) |
 //! | Services | `discovery`, `debug` (Istio's debug types), `certificates` |
 //! | Sockets | `serving` (TLS and gRPC), `handshakes` (limits of TLS handshakes) |
-//! | Admin pages | `admin`, `access` (authorization), `metrics` |
+//! | Admin pages | `admin`, `access` (authorization), `config_dump` (resources of a proxy), `metrics` |
 //! | Start and end | `app` |
 //!
 //! All of them may use `audit` (audit log), `rate_limit`, `parallel` and `state_file`.
@@ -23,6 +23,7 @@ mod audit;
 mod authentication;
 mod authority;
 mod certificates;
+mod config_dump;
 mod debug;
 mod discovery;
 mod handshakes;
