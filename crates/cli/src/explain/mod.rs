@@ -3,7 +3,8 @@
 //! [`request`] reads the request. [`proxies`] has the configuration of the proxies. [`journey`] follows the
 //! request from its client, [`places`] from proxy to proxy. [`hop`] describes the decisions of one proxy,
 //! [`gateway`] those of a gateway, [`excluded`] the rules for other clients. [`sources`] finds the objects
-//! behind each decision. [`served`] asks a control plane what it serves. [`ends`] summarises the results. [`text`] prints the [`report`].
+//! behind each decision. [`served`] asks a control plane what it serves. [`ends`] summarises the results.
+//! [`text`] prints the [`report`].
 
 mod ends;
 mod excluded;
