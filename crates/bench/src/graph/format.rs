@@ -24,8 +24,9 @@ const MAX_REPLICAS: u32 = 10_000;
 /// Maximum number of policies of a service.
 const MAX_POLICIES: u32 = 1_000;
 /// Fields that isotope's documents or earlier versions mention, with the remedy.
-const REFUSED: [(&str, &str); 5] = [
+const REFUSED: [(&str, &str); 6] = [
     ("default", "isotope reads `defaults`; rename the field"),
+    ("call-override", "isotope reads `hostname`; rename the field"),
     ("payloadSize", "isotope reads `size`; rename the field"),
     ("computeUsage", "isotope does not implement it; remove it, and use `sleep` for processing time"),
     ("memoryUsage", "isotope does not implement it; remove it"),

@@ -271,4 +271,6 @@ fn unknown(graph: &ServiceGraph, name: &str) -> String {
 }
 
 #[cfg(test)]
+mod examples;
+#[cfg(test)]
 mod tests;

@@ -154,6 +154,10 @@ const MISTAKES: &[(&str, &str)] = &[
     ("script: [{sleep: 2h}]", "4: services[0].script[0].sleep: \"2h\" is longer than the maximum of 1h"),
     ("script: [{call: {size: 1}}]", "4: services[0].script[0].call: must have `service`"),
     (
+        "script: [{call: {service: b, call-override: 'b:80'}}]",
+        "4: services[0].script[0].call.call-override: isotope reads `hostname`; rename the field",
+    ),
+    (
         "script: [{call: {service: b, payloadSize: 1}}]",
         "4: services[0].script[0].call.payloadSize: isotope reads `size`; rename the field",
     ),
@@ -305,56 +309,6 @@ services:
     }
     let long = generated("tree --levels 40 --branches 1").unwrap_err().to_string();
     assert_eq!(long, "names would have 83 of at most 63 characters; reduce --levels");
-}
-
-/// The structures and sizes of isotope's example topologies.
-#[test]
-fn graphs_of_the_forms_of_isotope_s_examples_are_read() {
-    let canonical = |defaults: &str| {
-        format!(
-            "defaults:\n  requestSize: 1 KB\n  responseSize: 1 KB\n{defaults}services:\n- name: p\n- name: q\n- name: r\n  script:\n  - call: p\n  \
-             - call: q\n- name: s\n  isEntrypoint: true\n  script:\n  - - call: p\n    - call: r\n  - call: q\n"
-        )
-    };
-    let chain = |of_callee: &str, call: &str| {
-        format!(
-            "defaults: {{requestSize: 1 KB, responseSize: 1 KB}}\nservices:\n- isEntrypoint: true\n  name: p\n  namespace: one\n  \
-             script:\n  - call:{call}\n- name: q\n{of_callee}"
-        )
-    };
-    let wide = |replicas: u32, services: usize| {
-        let calls: String = (0..services - 1).map(|at| format!("    - call: leaf-{at}\n")).collect();
-        let leaves: String = (0..services - 1).map(|at| format!("- name: leaf-{at}\n")).collect();
-        let calls = calls.replacen("    - ", "  - - ", 1);
-        format!(
-            "defaults:\n  numReplicas: {replicas}\nservices:\n- isEntrypoint: true\n  name: root\n  script:\n{calls}{leaves}"
-        )
-    };
-    for (text, services, replicas, requests) in [
-        ("services:\n- name: p\n  isEntrypoint: true\n".to_owned(), 1, 1, 1.0),
-        (canonical("  numRbacPolicies: 3\n"), 4, 4, 6.0),
-        (canonical("  numReplicas: 2\n"), 4, 8, 6.0),
-        (chain("", " q"), 2, 2, 2.0),
-        (
-            chain("  namespace: two\n", "\n      service: q\n      hostname: q.two.svc.cluster.local:8080"),
-            2,
-            2,
-            2.0,
-        ),
-        (chain("  cluster: west\n", "\n      service: q\n      hostname: q.global:8080"), 2, 2, 2.0),
-        (wide(1, 10), 10, 10, 10.0),
-        (wide(100, 10), 10, 1_000, 10.0),
-        (wide(1_000, 10), 10, 10_000, 10.0),
-        (wide(5, 1_000), 1_000, 5_000, 1_000.0),
-        (write::yaml(&generated("tree --branches 10 --replicas 2").unwrap()), 111, 222, 111.0),
-        (write::yaml(&generated("tree --replicas 6").unwrap()), 13, 78, 13.0),
-        (write::yaml(&generated("tree --branches 1").unwrap()), 3, 3, 3.0),
-    ] {
-        let graph = format::parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
-        let all: u32 = graph.services.iter().map(|service| service.replicas).sum();
-        assert_eq!((graph.services.len(), all), (services, replicas), "{text}");
-        assert!((graph.requests().iter().sum::<f64>() - requests).abs() < 1e-9, "{text}");
-    }
 }
 
 /// Returns a random graph in which services call only later ones.

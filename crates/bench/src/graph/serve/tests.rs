@@ -71,7 +71,7 @@ fn send(address: SocketAddr, request: &str) -> String {
 }
 
 /// Returns status and body of a GET.
-fn get(address: SocketAddr, path: &str) -> (u16, String) {
+pub(super) fn get(address: SocketAddr, path: &str) -> (u16, String) {
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     status_and_body(&send(address, &request))
 }
@@ -82,13 +82,13 @@ fn status_and_body(response: &str) -> (u16, String) {
 }
 
 /// Returns a counter of a service.
-fn counter(address: SocketAddr, name: &str) -> u64 {
+pub(super) fn counter(address: SocketAddr, name: &str) -> u64 {
     let (_, text) = get(address, "/metrics");
     let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok();
     text.lines().find_map(value).unwrap_or(0)
 }
 
-const RECEIVED: &str = "service_incoming_requests_total";
+pub(super) const RECEIVED: &str = "service_incoming_requests_total";
 
 /// A recorder of requests: answers each with this response, and sends the requests of its connections, one text for each
 /// connection, once they are closed.
