@@ -1,0 +1,137 @@
+//! The init container that redirects connections to the sidecar, or that waits for the CNI plugin to do so. The options
+//! of its command are those of Istio's `istio-iptables`.
+
+use serde_json::{Value, json};
+use skysail_core::names::{HEALTH_PORT, INBOUND_PORT, METRICS_PORT, OUTBOUND_PORT};
+
+use crate::{pod::Plan, settings::Interceptor};
+
+/// Container that redirects connections.
+const INIT: &str = "istio-init";
+/// Container that checks that a CNI plugin has redirected connections.
+const VALIDATION: &str = "istio-validation";
+/// User id 0, which may change the rules of the pod's network.
+const ROOT: u64 = 0;
+
+/// How connections reach the sidecar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Redirect,
+    Tproxy,
+    None,
+}
+
+impl Mode {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        match text {
+            "REDIRECT" => Some(Self::Redirect),
+            "TPROXY" => Some(Self::Tproxy),
+            "NONE" => Some(Self::None),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Redirect => "REDIRECT",
+            Self::Tproxy => "TPROXY",
+            Self::None => "NONE",
+        }
+    }
+}
+
+/// Returns the init container; `None` if no connections are redirected.
+pub(crate) fn container(plan: &Plan<'_>) -> Option<Value> {
+    if plan.mode == Mode::None {
+        return None;
+    }
+    let cni = plan.settings.interceptor == Interceptor::Cni;
+    let mut security = json!({
+        "allowPrivilegeEscalation": false,
+        "privileged": false,
+        "capabilities": { "drop": ["ALL"] },
+        "seccompProfile": { "type": "RuntimeDefault" },
+    });
+    if cni {
+        security["readOnlyRootFilesystem"] = json!(true);
+        security["runAsNonRoot"] = json!(true);
+        security["runAsUser"] = json!(plan.user);
+        security["runAsGroup"] = json!(plan.group);
+    } else {
+        security["capabilities"]["add"] = json!(["NET_ADMIN", "NET_RAW"]);
+        security["readOnlyRootFilesystem"] = json!(false);
+        security["runAsNonRoot"] = json!(false);
+        security["runAsUser"] = json!(ROOT);
+        security["runAsGroup"] = json!(ROOT);
+    }
+    let mut container = json!({
+        "name": if cni { VALIDATION } else { INIT },
+        "image": plan.image,
+        "args": arguments(plan, cni),
+        "resources": plan.resources,
+        "securityContext": security,
+    });
+    let variables = plan.variables();
+    if !variables.is_empty() {
+        container["env"] = Value::Array(variables);
+    }
+    plan.set_pull_policy(&mut container);
+    Some(container)
+}
+
+/// Returns the arguments of the init container.
+fn arguments(plan: &Plan<'_>, cni: bool) -> Vec<String> {
+    let annotation = |name: &str| plan.annotations.get(&format!("traffic.sidecar.istio.io/{name}"));
+    let mut arguments = vec!["intercept".to_owned()];
+    let mut option = |name: &str, value: &str| arguments.extend([name.to_owned(), value.to_owned()]);
+    option("-p", &OUTBOUND_PORT.to_string());
+    option("-z", &INBOUND_PORT.to_string());
+    // With TPROXY, the sidecar runs as root, and its group identifies its connections.
+    let user = if plan.mode == Mode::Tproxy { plan.group } else { plan.user };
+    option("-u", &user.to_string());
+    option("-m", plan.mode.as_str());
+    option("-i", annotation("includeOutboundIPRanges").unwrap_or("*"));
+    option("-x", annotation("excludeOutboundIPRanges").unwrap_or_default());
+    option("-b", annotation("includeInboundPorts").unwrap_or("*"));
+    option("-d", &excluded(plan.status_port, annotation("excludeInboundPorts").unwrap_or_default()));
+    for (name, flag) in [("includeOutboundPorts", "-q"), ("excludeOutboundPorts", "-o")] {
+        if let Some(ports) = annotation(name) {
+            option(flag, ports);
+        }
+    }
+    let interfaces = plan.annotations.get("istio.io/reroute-virtual-interfaces");
+    if let Some(interfaces) = interfaces.or_else(|| annotation("kubevirtInterfaces")) {
+        option("-k", interfaces);
+    }
+    if let Some(interfaces) = annotation("excludeInterfaces") {
+        option("-c", interfaces);
+    }
+    if cni {
+        arguments.extend(["--run-validation", "--skip-rule-apply"].map(str::to_owned));
+    }
+    arguments
+}
+
+/// Returns the ports on which connections to the pod are not redirected: those of the sidecar, and those of an annotation.
+fn excluded(status_port: u16, ports: &str) -> String {
+    let own = [METRICS_PORT, HEALTH_PORT, status_port].into_iter().filter(|port| *port > 0);
+    let mut all: Vec<String> = own.map(|port| port.to_string()).collect();
+    for port in ports.split(',').map(str::trim).filter(|port| !port.is_empty()) {
+        if !all.iter().any(|known| known == port) {
+            all.push(port.to_owned());
+        }
+    }
+    all.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ports_of_the_sidecar_are_excluded_once() {
+        assert_eq!(excluded(15020, ""), "15090,15021,15020");
+        assert_eq!(excluded(15020, "9000, 15020"), "15090,15021,15020,9000");
+        assert_eq!(excluded(0, "9000"), "15090,15021,9000");
+    }
+}
