@@ -47,6 +47,7 @@ use crate::{
     resolve::{DnsCache, Lookups},
     serving::{self, ServerCertificate},
     tokens::TokenKeys,
+    webhook,
 };
 
 /// Interval at which unused memory is returned to the system and idle scopes are removed.
@@ -155,6 +156,7 @@ impl ControlPlane {
         let key_files = token_keys.load()?;
         let authentication = new_authentication(args, &token_keys, &self.publisher);
         let trust_domain = authentication.trust_domain();
+        let injection = args.injection.settings(&args.cluster_id, &trust_domain)?;
         let certificate = ServerCertificate::new(&self.authority, trust_domain, args.listen, args.cert_ttl)?;
         let pages = Arc::new(Pages {
             publisher: Arc::clone(&self.publisher),
@@ -170,6 +172,10 @@ impl ControlPlane {
             Arc::clone(audit),
         ));
         self.listen_for_proxies(&certificate, authentication, &pages, &access, shutdown)?;
+        if let Some(settings) = injection {
+            let listener = bind(args, args.injection.injection_port, "sidecar injection (TLS)")?;
+            tokio::spawn(webhook::serve(listener, certificate.webhook_config()?, settings));
+        }
         let admin = bind(args, args.admin_port, "admin")?;
         tokio::spawn(token_keys.follow(key_files, Arc::clone(audit)));
         tokio::spawn(admin::serve(admin, pages, access));

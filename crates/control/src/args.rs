@@ -6,7 +6,9 @@ use std::{
     time::Duration,
 };
 
+use anyhow::Context as _;
 use skysail_core::{connections, descriptors, names};
+use skysail_inject::{Interceptor, Settings};
 use skysail_xds::limits::Limits;
 
 use crate::{access::Account, audit::Target};
@@ -149,6 +151,38 @@ pub struct Args {
     /// Write log lines as JSON.
     #[arg(long)]
     pub log_json: bool,
+    /// Injection of sidecars.
+    #[command(flatten)]
+    pub injection: InjectionArgs,
+}
+
+/// Settings of the webhook for sidecar injection.
+#[derive(Clone, Debug, clap::Args)]
+pub struct InjectionArgs {
+    /// Image of skysail-proxy. Enables the webhook for sidecar injection.
+    #[arg(long, value_name = "IMAGE")]
+    pub injection_image: Option<String>,
+    /// HTTPS port of the webhook; 0 selects a free port.
+    #[arg(long, value_name = "PORT", default_value_t = 15_017, requires = "injection_image")]
+    pub injection_port: u16,
+    /// Address of the control plane for injected sidecars. Its name must be one of the control plane's certificate.
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        default_value = "istiod.istio-system.svc:15012",
+        requires = "injection_image"
+    )]
+    pub injection_control_plane: String,
+    /// Mesh configuration (MeshConfig, YAML) for injected sidecars, read at the start. Of its fields, `defaultConfig` and
+    /// `enablePrometheusMerge` have an effect here.
+    #[arg(long, value_name = "FILE", requires = "injection_image")]
+    pub injection_mesh_config: Option<PathBuf>,
+    /// A CNI plugin on the nodes redirects connections, instead of an init container in each pod.
+    #[arg(long, requires = "injection_image")]
+    pub injection_cni: bool,
+    /// Revision of the control plane, which injected pods name.
+    #[arg(long, value_name = "REVISION", default_value = "default", requires = "injection_image")]
+    pub injection_revision: String,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
@@ -161,6 +195,29 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 /// Maximum number of connections without authentication or without a call in progress; sufficient even if all proxies
 /// connect at once.
 const MAX_UNAUTHENTICATED: usize = 4_096;
+
+impl InjectionArgs {
+    /// Returns the settings of injection, if it is enabled.
+    pub(crate) fn settings(&self, cluster: &str, trust_domain: &str) -> anyhow::Result<Option<Settings>> {
+        let Some(image) = &self.injection_image else { return Ok(None) };
+        let mut settings = Settings::new(image);
+        if let Some(file) = &self.injection_mesh_config {
+            let of_file = || format!("--injection-mesh-config {}", file.display());
+            let text = std::fs::read_to_string(file).with_context(of_file)?;
+            settings.apply_mesh_config(&text).with_context(of_file)?;
+        }
+        settings.control_plane.clone_from(&self.injection_control_plane);
+        settings.is_default_revision = self.injection_revision == settings.revision;
+        settings.revision.clone_from(&self.injection_revision);
+        settings.cluster_id = cluster.to_owned();
+        // Tokens and certificates are those of the running control plane.
+        settings.trust_domain = trust_domain.to_owned();
+        if self.injection_cni {
+            settings.interceptor = Interceptor::Cni;
+        }
+        Ok(Some(settings))
+    }
+}
 
 impl Args {
     /// Returns the limits of discovery clients.

@@ -10,6 +10,7 @@
 //! | Authentication | `authentication` (principals), `platform` (pods and trust domains) |
 //! | Services | `discovery`, `debug` (Istio's debug types), `certificates` |
 //! | Sockets | `serving` (TLS and gRPC), `handshakes` (limits of TLS handshakes) |
+//! | Injection | `webhook` (sidecars for the pods of a cluster) |
 //! | Admin pages | `admin`, `access` (authorization), `config_dump` (resources of a proxy), `metrics` |
 //! | Start and end | `app` |
 //!
@@ -38,6 +39,7 @@ mod resolve;
 mod serving;
 mod state_file;
 mod tokens;
+mod webhook;
 
 pub use access::Account;
 pub use app::run;

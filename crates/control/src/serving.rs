@@ -114,6 +114,16 @@ impl ServerCertificate {
         .server()
     }
 
+    /// Returns a TLS configuration for HTTP/1.1 that uses renewed certificates. It requests no certificate of clients.
+    pub(crate) fn webhook_config(&self) -> Result<Arc<ServerConfig>, skysail_identity::Error> {
+        TlsSpec {
+            identities: vec![Arc::clone(&self.live)],
+            alpn: vec![b"http/1.1".to_vec()],
+            ..TlsSpec::default()
+        }
+        .server()
+    }
+
     /// Renews the certificate before it expires and when the authority changes. Never returns.
     pub(crate) async fn renew(mut self) {
         let mut failures = 0;

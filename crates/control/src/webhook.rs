@@ -1,0 +1,137 @@
+//! The webhook for sidecar injection: HTTPS with the control plane's own certificate. The API server of the cluster calls it
+//! for each pod that its MutatingWebhookConfiguration selects.
+//!
+//! Any client may connect, as API servers usually present no certificate. An answer contains the settings of sidecars and
+//! the request itself, but no secret. Limits keep clients from exhausting the control plane.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::{DefaultBodyLimit, State},
+    http::{Request, StatusCode, Uri},
+    response::{IntoResponse as _, Response},
+    routing::post,
+};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustls::ServerConfig;
+use skysail_core::{
+    connections::{Connections, Limits},
+    descriptors,
+};
+use skysail_inject::{Settings, review};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+    time::timeout,
+};
+use tokio_rustls::TlsAcceptor;
+use tower::ServiceExt as _;
+use tracing::{debug, warn};
+
+/// Maximum length of a request's body in bytes. The API server accepts objects of up to 3 MiB.
+const MAX_BODY: usize = 8 << 20;
+/// Maximum number of requests whose bodies are in memory.
+const REQUESTS: usize = 16;
+/// Timeout of a TLS handshake, of a request's head, and of a request.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum duration of a connection.
+const LIFETIME: Duration = Duration::from_secs(600);
+/// Limits of connections. An API server keeps one or a few.
+const LIMITS: Limits = Limits { total: 256, by_address: Some(64), by_identity: None, evictable: 128 };
+/// Pause after `accept` has failed.
+const RETRY: Duration = Duration::from_millis(100);
+/// Maximum length of a head in bytes.
+const MAX_HEAD: usize = 64 << 10;
+
+/// What all requests share.
+struct Webhook {
+    settings: Settings,
+    requests: Semaphore,
+}
+
+/// Serves the webhook; never returns.
+pub(crate) async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, settings: Settings) -> Infallible {
+    let webhook = Arc::new(Webhook { settings, requests: Semaphore::new(REQUESTS) });
+    let router = Router::new()
+        .route("/inject", post(inject))
+        .route("/inject/{*parameters}", post(inject))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(webhook);
+    let acceptor = TlsAcceptor::from(tls);
+    let connections = Connections::new(LIMITS);
+    loop {
+        let (stream, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                warn!(%error, "cannot accept a connection to the webhook");
+                tokio::time::sleep(RETRY).await;
+                continue;
+            }
+        };
+        let Some(admitted) = connections.admit(from.ip(), descriptors::is_reserved(&stream)) else {
+            continue;
+        };
+        let (acceptor, router) = (acceptor.clone(), router.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = timeout(LIFETIME, connection(stream, acceptor, router)) => {}
+                () = admitted.shed() => debug!(%from, "connection to the webhook closed in favour of another"),
+            }
+        });
+    }
+}
+
+async fn connection(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
+    let stream = match timeout(TIMEOUT, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            debug!(%error, "TLS handshake of the webhook failed; check caBundle of its configuration");
+            return;
+        }
+        Err(_) => return,
+    };
+    let answer = |request: Request<Incoming>| {
+        let router = router.clone();
+        async move {
+            let answered = timeout(TIMEOUT, router.oneshot(request.map(Body::new))).await;
+            Ok::<Response, Infallible>(match answered {
+                Ok(Ok(response)) => response,
+                Err(_) => StatusCode::REQUEST_TIMEOUT.into_response(),
+            })
+        }
+    };
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(TIMEOUT)
+        .max_buf_size(MAX_HEAD)
+        .serve_connection(TokioIo::new(stream), service_fn(answer));
+    if let Err(error) = served.await {
+        debug!(%error, "a connection to the webhook ended");
+    }
+}
+
+/// Answers an AdmissionReview.
+async fn inject(State(webhook): State<Arc<Webhook>>, uri: Uri, request: Request<Body>) -> Response {
+    let Ok(_permit) = webhook.requests.acquire().await else {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    };
+    let body = match axum::body::to_bytes(request.into_body(), MAX_BODY).await {
+        Ok(body) => body,
+        Err(_) => return (StatusCode::PAYLOAD_TOO_LARGE, "the body is too large\n").into_response(),
+    };
+    let shared = Arc::clone(&webhook);
+    match tokio::task::spawn_blocking(move || answer(&shared, &uri, &body)).await {
+        Ok(response) => response,
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+fn answer(webhook: &Webhook, uri: &Uri, body: &Bytes) -> Response {
+    match review(body, uri.path(), &webhook.settings) {
+        Ok(answer) => axum::Json(answer).into_response(),
+        Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
+    }
+}
