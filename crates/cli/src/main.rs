@@ -15,6 +15,7 @@ mod diagnostics;
 mod edges;
 mod exit;
 mod explain;
+mod inject;
 mod input;
 mod load;
 mod pods;
@@ -65,6 +66,8 @@ enum Command {
     Status(status::StatusArgs),
     /// Find mistakes in configuration files, without running them.
     Analyze(analyze::AnalyzeArgs),
+    /// Add sidecars to the workloads in files, for a Kubernetes cluster.
+    Inject(inject::InjectArgs),
     /// Show or rotate the root certificates of the mesh.
     #[command(subcommand)]
     Ca(ca::CaArgs),
@@ -137,6 +140,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::Logs(args) => pods::logs(&args),
         Command::Status(args) => status::run(&args),
         Command::Analyze(args) => analyze::run(args),
+        Command::Inject(args) => inject::run(&args),
         Command::Ca(args) => ca::run(args),
         Command::Control(args) => skysail_control::run(args).map(done),
         Command::Proxy(args) => skysail_proxy::run(args).map(done),
