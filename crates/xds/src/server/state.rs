@@ -56,8 +56,8 @@
 //! 9. "Resource warming": Envoy warms a changed cluster and waits for its endpoints, although they are unchanged. It
 //!    also waits for the virtual hosts of a new route configuration.
 //! 10. Our rule, for Envoys only. An Envoy that has requested listeners subscribes to the endpoints of an added cluster
-//!    while it applies that cluster, thus before it reads the next response. The endpoints are therefore sent at once,
-//!    and the subscription that follows only confirms them. Other clients may apply responses at the same time.
+//!     while it applies that cluster, thus before it reads the next response. The endpoints are therefore sent at once,
+//!     and the subscription that follows only confirms them. Other clients may apply responses at the same time.
 //!
 //! # Order between types
 //!
