@@ -62,8 +62,11 @@ fn placeholders_are_replaced() {
         {"topology": "both", "peer": "a", "connections": 2, "metrics": {"us": {"median": 0.391, "min": 0.3, "max": 0.4}}},
         {"topology": "both", "peer": "a", "connections": 16, "metrics": {"us": {"median": 17.58, "min": 17.5, "max": 17.7}}}
     ], "settings": {"rounds": 5}}"#;
-    let control =
-        r#"{"connect": {"cpu_ms_each": 2.52146}, "changes": [{"change": "route", "cpu_ms": 153.06}]}"#;
+    let control = r#"{"connect": {"cpu_ms_each": 2.52146}, "changes": [{"change": "route", "cpu_ms": 153.06}], "turns": [
+            {"proxy": "a", "changes": [{"change": "host", "ms": 20.0}]},
+            {"proxy": "b", "changes": [{"change": "host", "ms": 90.0}]},
+            {"proxy": "a", "changes": [{"change": "host", "ms": 30.0}]},
+            {"proxy": "a", "changes": [{"change": "host", "ms": 10.0}]}]}"#;
     let sources: BTreeMap<&str, Value> = [("run", summary), ("control", control)]
         .map(|(name, text)| (name, serde_json::from_str(text).unwrap()))
         .into();
@@ -76,6 +79,7 @@ fn placeholders_are_replaced() {
         ("{run both a 16 us}", "17.6 (17.5–17.7)"),
         ("{run settings rounds}", "5"),
         ("a {control connect cpu_ms_each} ms, {control changes route cpu_ms}", "a 2.52 ms, 153"),
+        ("{control turns a changes host ms}", "20 (10–30)"),
         ("no figures", "no figures"),
     ] {
         assert_eq!(fill(placeholder, &sources), expected);
@@ -145,15 +149,8 @@ fn figure(placeholder: &str, sources: &BTreeMap<&str, Value>) -> String {
 }
 
 /// Returns median, minimum and maximum of a figure: of the row of the summary with these keys, else of the value at
-/// the end of the path.
+/// the end of the path. Several elements of a list with a key, such as the turns of a proxy, give the median of theirs.
 fn find(result: &Value, keys: &[&str], metric: &str) -> Option<[f64; 3]> {
-    let is_of = |row: &&Value, key: &str| {
-        row.as_object().is_some_and(|fields| {
-            fields
-                .values()
-                .any(|field| field == key || field.as_u64().is_some_and(|number| number.to_string() == key))
-        })
-    };
     let rows = result["summary"].as_array().map(Vec::as_slice).unwrap_or_default();
     let rows: Vec<&Value> = rows.iter().filter(|row| keys.iter().all(|key| is_of(row, key))).collect();
     if let [row] = rows[..] {
@@ -161,11 +158,37 @@ fn find(result: &Value, keys: &[&str], metric: &str) -> Option<[f64; 3]> {
         return Some([spread["median"].as_f64()?, spread["min"].as_f64()?, spread["max"].as_f64()?]);
     }
     assert!(rows.is_empty() || keys.is_empty(), "several rows have the keys {keys:?}");
-    let value = keys.iter().try_fold(result, |at, key| match at {
-        Value::Array(elements) => elements.iter().find(|element| is_of(element, key)),
-        other => other.get(key),
+    let found = keys.iter().fold(vec![result], |all: Vec<&Value>, key| {
+        all.into_iter().flat_map(|value| below(value, key)).collect()
     });
-    Some([value?[metric].as_f64()?; 3])
+    let mut values: Vec<f64> =
+        found.into_iter().map(|value| value[metric].as_f64()).collect::<Option<_>>()?;
+    values.sort_by(f64::total_cmp);
+    Some([median(&values)?, *values.first()?, *values.last()?])
+}
+
+/// Returns whether a field of an object has this value.
+fn is_of(row: &Value, key: &str) -> bool {
+    row.as_object().is_some_and(|fields| {
+        fields
+            .values()
+            .any(|field| field == key || field.as_u64().is_some_and(|number| number.to_string() == key))
+    })
+}
+
+/// Returns the elements of a list with this key, or the field of an object.
+fn below<'a>(value: &'a Value, key: &str) -> Vec<&'a Value> {
+    match value {
+        Value::Array(elements) => elements.iter().filter(|element| is_of(element, key)).collect(),
+        other => other.get(key).into_iter().collect(),
+    }
+}
+
+/// Returns the median of values in order.
+fn median(values: &[f64]) -> Option<f64> {
+    let middle = values.len() / 2;
+    let above = values.get(middle)?;
+    Some(if values.len() % 2 == 1 { *above } else { (values[middle - 1] + above) / 2.0 })
 }
 
 /// Returns the median with the range, all with the decimals of the median.
