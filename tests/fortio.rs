@@ -5,7 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
 use std::{
-    fmt::Write as _,
+    collections::BTreeMap,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::TcpStream,
     path::{Path, PathBuf},
@@ -269,50 +269,79 @@ fn get(address: &str, path: &str) -> String {
     body.to_owned()
 }
 
-/// Both programs send at the same rate, in turns. `SKYSAIL_REPORT=1` runs more rounds and prints the latencies:
-/// `SKYSAIL_REPORT=1 cargo test -p skysail --test fortio rate -- --nocapture`.
+/// Both programs send at the same rate, in turns, and then as fast as one thread can. `SKYSAIL_REPORT=FILE` runs more and
+/// longer rounds, and writes a result: `SKYSAIL_REPORT=load.json cargo test --release -p skysail --test fortio rate`.
 #[test]
 fn both_send_every_request_of_a_rate() {
-    const RATE: u64 = 200;
-    const SECONDS: u64 = 3;
-    let prints = std::env::var_os("SKYSAIL_REPORT").is_some();
+    let report = std::env::var_os("SKYSAIL_REPORT").map(PathBuf::from);
+    let (rounds, rate, seconds) = if report.is_some() { (5, 1_000, 5) } else { (2, 200, 3) };
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("result.json");
     let (_server, [http, ..]) = our_server();
-    let common = format!("-qps {RATE} -c 4 -uniform -p 50,90,99 -r 0.00001");
-    let mut table =
-        String::from("| round | program | requests/s | P50 | P90 | P99 |\n|---|---|---|---|---|---|\n");
-    for round in 1..=if prints { 5 } else { 2 } {
+    let common = format!("-c 4 -uniform -p 50,90,99 -r 0.00001 -qps {rate}");
+    let number = rate * seconds;
+    let mut figures = Figures::new();
+    for _ in 0..rounds {
         // At the end of a duration, Fortio leaves out requests that are late. So it gets their number.
-        let theirs = load(fortio(), &format!("{common} -n {} http://{http}/", RATE * SECONDS), &file);
-        let ours = load(skysail(), &format!("{common} -t {SECONDS}s http://{http}/"), &file);
+        let theirs = load(fortio(), &format!("{common} -n {number} http://{http}/"), &file);
+        let ours = load(skysail(), &format!("{common} -t {seconds}s http://{http}/"), &file);
         for (program, result, histogram) in [
-            ("Fortio", &theirs, "DurationHistogram"),
-            ("skysail, since sent", &ours, "SinceSentHistogram"),
-            ("skysail, since due", &ours, "DurationHistogram"),
+            ("fortio", &theirs, "DurationHistogram"),
+            ("skysail-since-sent", &ours, "SinceSentHistogram"),
+            ("skysail-since-due", &ours, "DurationHistogram"),
         ] {
-            assert_eq!(result["RetCodes"], json!({"200": RATE * SECONDS}), "{program}");
+            assert_eq!(result["RetCodes"], json!({"200": number}), "{program}");
             assert_eq!(result["ErrorsDurationHistogram"]["Count"], 0, "{program}");
             // The last request is due one interval of a connection before the end, at the earliest.
-            let (took, end) = (result["ActualDuration"].as_u64().unwrap(), SECONDS * 1_000_000_000);
-            assert!(took >= end - 4 * 1_000_000_000 / RATE, "{program} exceeds the rate: {took} ns");
+            let (took, end) = (result["ActualDuration"].as_u64().unwrap(), seconds * 1_000_000_000);
+            assert!(took >= end - 4 * 1_000_000_000 / rate, "{program} exceeds the rate: {took} ns");
             let histogram = &result[histogram];
-            assert_eq!(histogram["Count"], RATE * SECONDS, "{program}");
-            let percentiles: Vec<f64> = histogram["Percentiles"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|one| one["Value"].as_f64().unwrap())
-                .collect();
+            assert_eq!(histogram["Count"], number, "{program}");
+            let of = |one: &Value| one["Value"].as_f64().unwrap();
+            let percentiles: Vec<f64> = histogram["Percentiles"].as_array().unwrap().iter().map(of).collect();
             let (min, max) = (histogram["Min"].as_f64().unwrap(), histogram["Max"].as_f64().unwrap());
             let ordered = [&[min][..], &percentiles, &[max]].concat();
             assert!(percentiles.len() == 3 && ordered.is_sorted(), "{program}: {ordered:?}");
-            let times: Vec<String> = percentiles.iter().map(|time| format!("{:.0} µs", time * 1e6)).collect();
-            let rate = result["ActualQPS"].as_f64().unwrap();
-            let _ = writeln!(table, "| {round} | {program} | {rate:.1} | {} |", times.join(" | "));
+            add(&mut figures, program, "rate", result["ActualQPS"].as_f64().unwrap());
+            for (name, time) in
+                ["latency_p50_us", "latency_p90_us", "latency_p99_us"].into_iter().zip(percentiles)
+            {
+                add(&mut figures, program, name, time * 1e6);
+            }
+        }
+        let fastest =
+            load(skysail(), &format!("-qps 0 -threads 1 -c 64 -t {seconds}s http://{http}/"), &file);
+        let (sent, cpu) = (fastest["ActualQPS"].as_f64().unwrap(), fastest["GeneratorCpu"].as_f64());
+        assert!(sent > 0.0 && fastest["ErrorsDurationHistogram"]["Count"] == 0, "{fastest}");
+        add(&mut figures, "skysail-one-thread", "rate", sent);
+        if let Some(cpu) = cpu {
+            add(&mut figures, "skysail-one-thread", "cpu_us", cpu * 1e6);
         }
     }
-    if prints {
-        println!("{table}");
+    if let Some(report) = report {
+        let settings = json!({"rounds": rounds, "rate": rate, "seconds": seconds, "connections": 4});
+        let result = json!({"benchmark": "load", "settings": settings, "summary": summary(figures)});
+        std::fs::write(report, format!("{result:#}\n")).unwrap();
     }
+}
+
+/// Values of all rounds by program and metric.
+type Figures = BTreeMap<&'static str, BTreeMap<&'static str, Vec<f64>>>;
+
+fn add(figures: &mut Figures, program: &'static str, metric: &'static str, value: f64) {
+    figures.entry(program).or_default().entry(metric).or_default().push(value);
+}
+
+/// Returns a row for each program, as in the results of `skysail bench run`.
+fn summary(figures: Figures) -> Value {
+    let spread = |(metric, mut values): (&str, Vec<f64>)| {
+        values.sort_by(f64::total_cmp);
+        let (min, max) = (values.first().copied(), values.last().copied());
+        (metric.to_owned(), json!({"median": values.get(values.len() / 2), "min": min, "max": max}))
+    };
+    let row = |(program, metrics): (&str, BTreeMap<&str, Vec<f64>>)| {
+        let metrics: serde_json::Map<String, Value> = metrics.into_iter().map(spread).collect();
+        json!({"case": program, "metrics": metrics})
+    };
+    figures.into_iter().map(row).collect()
 }
