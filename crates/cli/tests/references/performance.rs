@@ -55,6 +55,16 @@ fn other_tables_of_the_performance_page_name_their_source() {
 }
 
 #[test]
+#[should_panic(expected = "60 samples in a turn do not support it, it needs 1000")]
+fn a_percentile_of_too_few_samples_is_refused() {
+    let result = serde_json::json!({
+        "summary": [{"case": "tree", "metrics": {"latency_p99_us": {"median": 1.0, "min": 1.0, "max": 1.0}}}],
+        "runs": [{"case": "tree", "requests": 60}, {"case": "other", "requests": 7}],
+    });
+    fill("{run tree latency_p99_us}", &BTreeMap::from([("run", result)]));
+}
+
+#[test]
 fn placeholders_are_replaced() {
     let summary = r#"{"summary": [
         {"case": "tree/a", "metrics": {"us": {"median": 2746.0, "min": 2534.0, "max": 2843.4}}},
@@ -154,6 +164,12 @@ fn find(result: &Value, keys: &[&str], metric: &str) -> Option<[f64; 3]> {
     let rows = result["summary"].as_array().map(Vec::as_slice).unwrap_or_default();
     let rows: Vec<&Value> = rows.iter().filter(|row| keys.iter().all(|key| is_of(row, key))).collect();
     if let [row] = rows[..] {
+        let (samples, least) = (samples(result, row), least_samples(metric));
+        assert!(
+            samples.is_none_or(|samples| samples >= least),
+            "{keys:?} {metric}: {} samples in a turn do not support it, it needs {least}",
+            samples.unwrap_or_default()
+        );
         let spread = &row["metrics"][metric];
         return Some([spread["median"].as_f64()?, spread["min"].as_f64()?, spread["max"].as_f64()?]);
     }
@@ -165,6 +181,26 @@ fn find(result: &Value, keys: &[&str], metric: &str) -> Option<[f64; 3]> {
         found.into_iter().map(|value| value[metric].as_f64()).collect::<Option<_>>()?;
     values.sort_by(f64::total_cmp);
     Some([median(&values)?, *values.first()?, *values.last()?])
+}
+
+/// Returns the number of samples in a turn of which at least 10 are beyond a percentile; 0 for another figure.
+fn least_samples(metric: &str) -> u64 {
+    let percentiles = [("p99_9_", 10_000), ("p99_", 1_000), ("p90_", 100), ("p50_", 20)];
+    let of = |name: &str| {
+        metric.strip_prefix("latency_").or(metric.strip_prefix("added_"))?.starts_with(name).then_some(())
+    };
+    percentiles.iter().find(|(name, _)| of(name).is_some()).map_or(0, |(_, least)| *least)
+}
+
+/// Returns the least number of requests in a turn of this row; `None` if the turns have none.
+fn samples(result: &Value, row: &Value) -> Option<u64> {
+    let is_same = |run: &&Value| {
+        ["case", "topology", "peer", "connections", "access_log", "variant"]
+            .iter()
+            .all(|field| run[field] == row[field])
+    };
+    let runs = result["runs"].as_array()?.iter().filter(is_same);
+    runs.filter_map(|run| run["requests"].as_u64().or(run["at_rate"]["calls"].as_u64())).min()
 }
 
 /// Returns whether a field of an object has this value.
