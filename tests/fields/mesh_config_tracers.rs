@@ -63,7 +63,8 @@ fn names(mesh: &Mesh, collector: &Collector) {
                 round += 1;
                 let path = format!("/{setting}/{client}/{round}");
                 check(mesh, &[client], &[get(&format!("http://api{path}"), 200, &[])]);
-                let found = eventually("spans arrive", || named(collector, client, &path).ok_or("none".to_owned()));
+                let found =
+                    eventually("spans arrive", || named(collector, client, &path).ok_or("none".to_owned()));
                 let has_namespace = found.contains(".shop");
                 if found.contains(name) && has_namespace == name.contains(".shop") {
                     Ok(())
