@@ -172,13 +172,13 @@ impl ControlPlane {
             Arc::clone(audit),
         ));
         self.listen_for_proxies(&certificate, authentication, &pages, &access, shutdown)?;
+        let admin = bind(args, args.admin_port, "admin")?;
+        tokio::spawn(token_keys.follow(key_files, Arc::clone(audit)));
+        tokio::spawn(admin::serve(admin, pages, access));
         if let Some(settings) = injection {
             let listener = bind(args, args.injection.injection_port, "sidecar injection (TLS)")?;
             tokio::spawn(webhook::serve(listener, certificate.webhook_config()?, settings));
         }
-        let admin = bind(args, args.admin_port, "admin")?;
-        tokio::spawn(token_keys.follow(key_files, Arc::clone(audit)));
-        tokio::spawn(admin::serve(admin, pages, access));
         Ok(certificate)
     }
 
