@@ -320,9 +320,39 @@ fn both_send_every_request_of_a_rate() {
     }
     if let Some(report) = report {
         let settings = json!({"rounds": rounds, "rate": rate, "seconds": seconds, "connections": 4});
-        let result = json!({"benchmark": "load", "settings": settings, "summary": summary(figures)});
+        let result = json!({
+            "benchmark": "load",
+            "commit": commit(),
+            "machine": machine(),
+            "settings": settings,
+            "summary": summary(figures),
+        });
         std::fs::write(report, format!("{result:#}\n")).unwrap();
     }
+}
+
+/// Returns the commit of the source tree, and whether files have changes.
+fn commit() -> Option<String> {
+    let git = |arguments: &[&str]| {
+        let output =
+            Command::new("git").current_dir(env!("CARGO_MANIFEST_DIR")).args(arguments).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let is_clean = git(&["status", "--porcelain", "--untracked-files=no"])?.is_empty();
+    Some(if is_clean { commit } else { format!("{commit} with changes") })
+}
+
+/// Returns a description of the machine, with the names of other results.
+fn machine() -> Value {
+    let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cpu = text("/proc/cpuinfo");
+    let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    json!({
+        "cpu": cpu.map_or("unknown", |(_, name)| name.trim()),
+        "cpus": std::thread::available_parallelism().map_or(1, usize::from),
+        "kernel": text("/proc/sys/kernel/osrelease").trim(),
+    })
 }
 
 /// Values of all rounds by program and metric.
