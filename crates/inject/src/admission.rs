@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use crate::{
     annotations::text_map,
     decision::{Decision, decide},
-    pod::{Owner, inject},
+    plan::Owner,
+    pod::inject,
     settings::Settings,
 };
 

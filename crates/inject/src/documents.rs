@@ -7,7 +7,8 @@ use skysail_yaml::Node;
 
 use crate::{
     decision::{Decision, NamespaceLabels, decide},
-    pod::{Owner, inject},
+    plan::Owner,
+    pod::inject,
     settings::Settings,
     text::yaml,
 };

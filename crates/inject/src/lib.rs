@@ -4,7 +4,7 @@
 //! |---|---|
 //! | Documents and workloads of a file; AdmissionReview | `documents`, `admission` |
 //! | Whether a pod gets a sidecar | `decision` |
-//! | The pod with its sidecar | `pod` |
+//! | The pod with its sidecar | `pod` (by a `plan`) |
 //! | Containers and volumes | `sidecar`, `traffic` (interception), `probes`, `scrape` (Prometheus) |
 //! | Settings, annotations, merging of objects, YAML | `settings`, `annotations`, `merge`, `text` |
 //!
@@ -16,6 +16,7 @@ mod annotations;
 mod decision;
 mod documents;
 mod merge;
+mod plan;
 mod pod;
 mod probes;
 mod scrape;
@@ -27,5 +28,6 @@ mod traffic;
 pub use admission::{ReviewError, review};
 pub use decision::{Decision, NamespaceLabels, decide};
 pub use documents::{DocumentError, InjectedText, inject_text};
-pub use pod::{InjectError, Injected, Owner, inject};
+pub use plan::{InjectError, Owner};
+pub use pod::{Injected, inject};
 pub use settings::{Interceptor, MeshSettingsError, Settings};

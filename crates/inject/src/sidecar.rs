@@ -3,10 +3,7 @@
 use serde_json::{Value, json};
 use skysail_core::names::{HEALTH_PORT, MERGED_METRICS_PORT, METRICS_PORT, TOKEN_AUDIENCE};
 
-use crate::{
-    pod::{InjectError, NAME, Owner, Plan},
-    traffic::Mode,
-};
+use crate::plan::{InjectError, Mode, NAME, Owner, Plan};
 
 /// Folder with the trust bundle of the control plane, and its file.
 const ROOT_FOLDER: &str = "/var/run/secrets/istio";

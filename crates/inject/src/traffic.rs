@@ -4,7 +4,10 @@
 use serde_json::{Value, json};
 use skysail_core::names::{HEALTH_PORT, INBOUND_PORT, METRICS_PORT, OUTBOUND_PORT};
 
-use crate::{pod::Plan, settings::Interceptor};
+use crate::{
+    plan::{Mode, Plan},
+    settings::Interceptor,
+};
 
 /// Container that redirects connections.
 const INIT: &str = "istio-init";
@@ -12,33 +15,6 @@ const INIT: &str = "istio-init";
 const VALIDATION: &str = "istio-validation";
 /// User id 0, which may change the rules of the pod's network.
 const ROOT: u64 = 0;
-
-/// How connections reach the sidecar.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
-    Redirect,
-    Tproxy,
-    None,
-}
-
-impl Mode {
-    pub(crate) fn parse(text: &str) -> Option<Self> {
-        match text {
-            "REDIRECT" => Some(Self::Redirect),
-            "TPROXY" => Some(Self::Tproxy),
-            "NONE" => Some(Self::None),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Redirect => "REDIRECT",
-            Self::Tproxy => "TPROXY",
-            Self::None => "NONE",
-        }
-    }
-}
 
 /// Returns the init container; `None` if no connections are redirected.
 pub(crate) fn container(plan: &Plan<'_>) -> Option<Value> {

@@ -1,0 +1,223 @@
+//! What the parts of a sidecar depend on: the settings, and the labels and annotations of the pod.
+
+use serde_json::{Map, Value, json};
+
+use crate::{
+    annotations::{AnnotationError, Annotations, text_map},
+    merge,
+    settings::Settings,
+};
+
+/// Name of the sidecar's container.
+pub(crate) const NAME: &str = "istio-proxy";
+/// User id and group id of the sidecar.
+const USER: u64 = 1337;
+/// Annotation with the templates of Istio's injector.
+const TEMPLATES: &str = "inject.istio.io/templates";
+/// Annotation with the proxy configuration, in YAML.
+const CONFIG: &str = "proxy.istio.io/config";
+/// Label with the network of a pod.
+pub(crate) const NETWORK: &str = "topology.istio.io/network";
+
+/// Object that creates a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// API version, such as `apps/v1`.
+    pub api_version: String,
+    /// Kind, such as `Deployment`.
+    pub kind: String,
+    /// Name.
+    pub name: String,
+    /// Namespace; may be empty.
+    pub namespace: String,
+}
+
+/// How connections reach the sidecar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Redirect,
+    Tproxy,
+    None,
+}
+
+impl Mode {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        match text {
+            "REDIRECT" => Some(Self::Redirect),
+            "TPROXY" => Some(Self::Tproxy),
+            "NONE" => Some(Self::None),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Redirect => "REDIRECT",
+            Self::Tproxy => "TPROXY",
+            Self::None => "NONE",
+        }
+    }
+}
+
+/// Error of a pod that cannot be injected.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InjectError {
+    /// An annotation is not valid.
+    #[error(transparent)]
+    Annotation(#[from] AnnotationError),
+    /// The proxy configuration is not valid.
+    #[error("proxy configuration: {0}")]
+    Config(String),
+    /// The pod asks for another template.
+    #[error("annotation {TEMPLATES}: there is no template {0:?}; remove the annotation, or write sidecar")]
+    Template(String),
+    /// The object is no pod.
+    #[error("{0}")]
+    NoPod(&'static str),
+}
+
+/// What the parts of a sidecar depend on.
+pub(crate) struct Plan<'a> {
+    pub(crate) settings: &'a Settings,
+    pub(crate) annotations: Annotations,
+    /// Proxy configuration: that of the mesh, overridden by the pod.
+    pub(crate) config: Map<String, Value>,
+    pub(crate) image: String,
+    pub(crate) mode: Mode,
+    pub(crate) native: bool,
+    pub(crate) network: String,
+    pub(crate) workload_name: String,
+    /// Port of probes and merged metrics; 0 disables both.
+    pub(crate) status_port: u16,
+    pub(crate) user: u64,
+    pub(crate) group: u64,
+    pub(crate) resources: Value,
+}
+
+impl<'a> Plan<'a> {
+    pub(crate) fn new(
+        pod: &Value,
+        owner: &Owner,
+        overlay: Option<&Value>,
+        settings: &'a Settings,
+    ) -> Result<Self, InjectError> {
+        let annotations = Annotations::of(pod)?;
+        if let Some(other) = annotations
+            .get(TEMPLATES)
+            .and_then(|names| names.split(',').map(str::trim).find(|name| *name != "sidecar"))
+        {
+            return Err(InjectError::Template(other.to_owned()));
+        }
+        let config = proxy_config(&annotations, settings)?;
+        let text = |name: &str| config.get(name).and_then(Value::as_str);
+        let mode = annotations.get("sidecar.istio.io/interceptionMode").or_else(|| text("interceptionMode"));
+        let mode = Mode::parse(mode.unwrap_or("REDIRECT")).ok_or_else(|| {
+            InjectError::Config("interceptionMode is not REDIRECT, TPROXY or NONE".to_owned())
+        })?;
+        let native = annotations.boolean("sidecar.istio.io/nativeSidecar");
+        let image = annotations.get("sidecar.istio.io/proxyImage").filter(|image| image.contains('/'));
+        let labels = text_map(&pod["metadata"]["labels"]);
+        let label = |name: &str| labels.get(name).map(|text| (*text).to_owned());
+        let id = |field: &str| overlay.and_then(|overlay| overlay["securityContext"][field].as_u64());
+        let status = annotations.get("status.sidecar.istio.io/port").and_then(|port| port.parse().ok());
+        Ok(Self {
+            settings,
+            image: image.unwrap_or(&settings.image).to_owned(),
+            mode,
+            native: native.unwrap_or(settings.native_sidecars),
+            network: label(NETWORK).unwrap_or_else(|| settings.network.clone()),
+            workload_name: label("service.istio.io/workload-name").unwrap_or_else(|| owner.name.clone()),
+            status_port: status.unwrap_or_else(|| settings.status_port()),
+            // Connections of user 0 are never exempt from interception.
+            user: id("runAsUser").filter(|user| *user > 0).unwrap_or(USER),
+            group: id("runAsGroup").unwrap_or(USER),
+            resources: resources(&annotations, settings),
+            config,
+            annotations,
+        })
+    }
+
+    /// Returns the variables of `proxyMetadata`.
+    pub(crate) fn variables(&self) -> Vec<Value> {
+        let all = self.config.get("proxyMetadata").and_then(Value::as_object);
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let variable = |(name, value): (&String, &Value)| json!({ "name": name, "value": text(value) });
+        all.into_iter().flatten().map(variable).collect()
+    }
+
+    pub(crate) fn set_pull_policy(&self, container: &mut Value) {
+        if !self.settings.pull_policy.is_empty() {
+            container["imagePullPolicy"] = self.settings.pull_policy.as_str().into();
+        }
+    }
+
+    pub(crate) fn rewrites_probes(&self) -> bool {
+        let own = self.annotations.boolean("sidecar.istio.io/rewriteAppHTTPProbers");
+        self.status_port > 0 && own.unwrap_or(self.settings.rewrite_probes)
+    }
+
+    pub(crate) fn merges_metrics(&self) -> bool {
+        let own = self.annotations.boolean("prometheus.istio.io/merge-metrics");
+        self.status_port > 0 && own.unwrap_or(self.settings.merge_metrics)
+    }
+
+    /// Returns whether the sidecar is the first of the ordinary containers.
+    pub(crate) fn holds(&self) -> bool {
+        self.config.get("holdApplicationUntilProxyStarts").and_then(Value::as_bool).unwrap_or(false)
+    }
+
+    pub(crate) fn warnings(&self, containers: &[Value]) -> Vec<String> {
+        let mut warnings = self.annotations.warnings();
+        if self.holds() && !self.native {
+            warnings.push(
+                "holdApplicationUntilProxyStarts only orders the containers: they wait for native sidecars alone"
+                    .to_owned(),
+            );
+        }
+        for container in containers {
+            if container["securityContext"]["runAsUser"].as_u64() == Some(self.user) {
+                let name = container["name"].as_str().unwrap_or_default();
+                warnings.push(format!(
+                    "container {name} has the user id of the sidecar ({}), whose connections are not intercepted",
+                    self.user
+                ));
+            }
+        }
+        warnings
+    }
+}
+
+/// Returns the proxy configuration of a pod: that of the mesh, with the fields of the annotation.
+fn proxy_config(annotations: &Annotations, settings: &Settings) -> Result<Map<String, Value>, InjectError> {
+    let mut config = Value::Object(settings.default_config.clone());
+    if let Some(text) = annotations.get(CONFIG)
+        && let Some(document) = skysail_yaml::documents(text).next()
+    {
+        let invalid = |problem: String| InjectError::Config(format!("annotation {CONFIG}: {problem}"));
+        match document.root.map_err(|error| invalid(error.to_string()))?.to_json() {
+            Value::Null => {}
+            own @ Value::Object(_) => merge::mapping(&mut config, &own),
+            _ => return Err(invalid("it is not a mapping".to_owned())),
+        }
+    }
+    match config {
+        Value::Object(config) => Ok(config),
+        _ => Ok(Map::new()),
+    }
+}
+
+/// Returns the resources of the sidecar: those of the annotations alone, if there is one.
+fn resources(annotations: &Annotations, settings: &Settings) -> Value {
+    let mut resources = json!({});
+    for (name, group, resource) in [
+        ("proxyCPU", "requests", "cpu"),
+        ("proxyMemory", "requests", "memory"),
+        ("proxyCPULimit", "limits", "cpu"),
+        ("proxyMemoryLimit", "limits", "memory"),
+    ] {
+        if let Some(quantity) = annotations.get(&format!("sidecar.istio.io/{name}")) {
+            resources[group][resource] = quantity.into();
+        }
+    }
+    if resources == json!({}) { settings.resources.clone() } else { resources }
+}
