@@ -12,9 +12,10 @@ use std::{
 };
 
 /// Subcommands whose options documents mention without the command.
-const SUBCOMMANDS: [&str; 34] = [
+const SUBCOMMANDS: [&str; 35] = [
     "up",
     "analyze",
+    "inject",
     "call",
     "explain",
     "dashboard",
