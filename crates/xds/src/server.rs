@@ -296,10 +296,14 @@ impl Stream {
         // Kept while requests arrive: each new wait would register with the sender again.
         let mut change = pin!(changed(self.snapshot.clone()));
         loop {
-            let mut end = None;
+            let (mut end, mut cost) = (None, 0);
             while let Some((request, length)) = next.take() {
-                if self.request(request, length)? > YIELD_COST {
+                cost += self.request(request, length)?;
+                if cost > YIELD_COST {
                     tokio::task::yield_now().await;
+                    break;
+                }
+                if requests.debt().is_some() {
                     break;
                 }
                 // Requests that have arrived together, such as the acknowledgements of several types, are applied
@@ -315,7 +319,8 @@ impl Stream {
             // Counted after the push, without the names that it has just sent.
             self.stream_account.set_list_bytes(self.session.list_bytes())?;
             if let Some(end) = end {
-                return end;
+                end?;
+                return responses.flushed().await;
             }
             if !self.session.is_holding() {
                 held_until = None;
@@ -336,7 +341,7 @@ impl Stream {
                 () = held => self.session.release(),
                 request = requests.next() => match request? {
                     Some(request) => next = Some(request),
-                    None => return Ok(()),
+                    None => return responses.flushed().await,
                 },
                 snapshot = &mut change => change.set(changed(snapshot?)),
             }
@@ -380,7 +385,10 @@ impl Stream {
                 "the client fell too far behind; connect again with the initial resource versions",
             )
         })?;
-        self.session.report_names(Kind::VirtualHost, &mut *self.report);
+        // The server adds names of these types.
+        for kind in [Kind::Endpoint, Kind::VirtualHost] {
+            self.session.report_names(kind, &mut *self.report);
+        }
         for host in self.session.take_found() {
             (self.report)(Event::HostUsed { host: &host });
         }

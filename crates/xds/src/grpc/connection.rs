@@ -23,7 +23,7 @@ use crate::limits;
 
 /// Limit of unwritten output in bytes. Beyond it nothing is read: a client that does not read gets no more responses.
 const BACKLOG: usize = 256 << 10;
-/// Maximum number of bytes to read in one poll. Other connections are polled before the next one.
+/// Maximum number of bytes to read in one poll, of which a task makes a few before other connections are polled.
 const TURN: usize = 128 << 10;
 /// Receive windows of a stream and of the connection in bytes. Requests of an idle client are short.
 const WINDOW: u32 = 65_535;

@@ -153,13 +153,15 @@ impl<R: Message + Default> Requests<R> {
         self.wait_for_pace().await;
     }
 
+    /// Returns the time until the connection and its caller may do more; `None` if they owe too little to wait.
+    pub(crate) fn debt(&self) -> Option<Duration> {
+        let caller = self.caller.as_ref().and_then(|caller| caller.wait());
+        self.account.pace.wait().max(caller)
+    }
+
     /// Waits while the connection or its caller owes too much.
     async fn wait_for_pace(&mut self) {
-        let owes = || {
-            let caller = self.caller.as_ref().and_then(|caller| caller.wait());
-            self.account.pace.wait().max(caller)
-        };
-        let Some(mut wait) = owes() else { return };
+        let Some(mut wait) = self.debt() else { return };
         let _wait = Wait::new(&self.account);
         self.deadline = None;
         self.account.limits.record(Bound::Pace, &self.account.client);
@@ -168,7 +170,7 @@ impl<R: Message + Default> Requests<R> {
         let mut pause = Duration::ZERO;
         loop {
             sleep(wait.max(pause.mul_f64(0.5 + 0.5 * fastrand::f64()))).await;
-            let Some(more) = owes() else { return };
+            let Some(more) = self.debt() else { return };
             (wait, pause) = (more, (2 * pause).clamp(FIRST_PAUSE, MAX_PAUSE));
         }
     }

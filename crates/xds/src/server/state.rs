@@ -159,7 +159,7 @@ pub(super) struct Session {
     interest: Arc<Interest>,
     /// Virtual hosts that clients of the same workload used before; empty after the first request for virtual hosts.
     remembered: Arc<[Arc<str>]>,
-    /// Cost of lookups after changes that is not charged yet; see [`limits`].
+    /// Cost of work without a request that is not charged yet; see [`limits`].
     debt: u64,
     /// Virtual hosts that a change assigned to authorities to which the client already subscribes.
     found: Vec<Arc<str>>,
@@ -260,7 +260,8 @@ impl Session {
                 // A client does not request the endpoints of a cluster that it rejects.
                 if request.kind == Kind::Cluster {
                     self.holding = Vec::new();
-                    self.subscriptions[Kind::Endpoint as usize].drop_unconfirmed(snapshot);
+                    let scanned = self.subscriptions[Kind::Endpoint as usize].drop_unconfirmed(snapshot);
+                    self.debt += limits::HELD_NAME_COST * scanned as u64;
                 }
                 report(Event::Rejected { kind: request.kind, nonce, reason });
             }
@@ -322,7 +323,8 @@ impl Session {
         self.compared = None;
     }
 
-    /// Returns the cost of the lookups that changes of virtual hosts caused since the last call.
+    /// Returns the cost of work without a request since the last call: of lookups that changes of virtual hosts caused,
+    /// and of names that were added or dropped.
     pub(super) fn take_debt(&mut self) -> u64 {
         std::mem::take(&mut self.debt)
     }
@@ -426,7 +428,8 @@ impl Session {
                 let is_initialized = self.subscriptions[Kind::Listener as usize].open;
                 let endpoints = &mut self.subscriptions[Kind::Endpoint as usize];
                 if self.is_envoy && self.form == Form::Delta && has_all && is_initialized && endpoints.open {
-                    delta::add_endpoints(endpoints, &new, snapshot);
+                    let added = delta::add_endpoints(endpoints, &new, snapshot);
+                    self.debt += limits::RESOURCE_COST * added as u64;
                     endpoints.update_interest(&self.interest);
                 }
                 match self.form {

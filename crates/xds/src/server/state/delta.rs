@@ -125,8 +125,16 @@ pub(super) fn resend_endpoints(endpoints: &mut Subscription, clusters: &[Arc<str
     endpoints.resend.extend(known);
 }
 
-/// Adds the endpoints of added clusters to the subscription. The client confirms them by a subscription to the name.
-pub(super) fn add_endpoints(endpoints: &mut Subscription, clusters: &[Arc<str>], snapshot: &Snapshot) {
+/// Adds the endpoints of added clusters to the subscription, and returns their number. The client confirms them by a
+/// subscription to the name.
+pub(super) fn add_endpoints(
+    endpoints: &mut Subscription,
+    clusters: &[Arc<str>],
+    snapshot: &Snapshot,
+) -> usize {
     let known = clusters.iter().filter_map(|name| snapshot.get(Kind::Endpoint, name));
-    endpoints.add_unconfirmed(known.map(|resource| Arc::clone(&resource.name)).collect(), snapshot);
+    let names: Vec<_> = known.map(|resource| Arc::clone(&resource.name)).collect();
+    let count = names.len();
+    endpoints.add_unconfirmed(names, snapshot);
+    count
 }

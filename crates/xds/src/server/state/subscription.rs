@@ -197,12 +197,15 @@ impl Subscription {
         self.unconfirmed.extend(names);
     }
 
-    /// Unsubscribes from the names that the client has not requested.
-    pub(super) fn drop_unconfirmed(&mut self, snapshot: &Snapshot) {
+    /// Unsubscribes from the names that the client has not requested. Returns the number of names looked through.
+    pub(super) fn drop_unconfirmed(&mut self, snapshot: &Snapshot) -> usize {
         let unconfirmed = std::mem::take(&mut self.unconfirmed);
-        if !unconfirmed.0.is_empty() {
-            self.unsubscribe(&unconfirmed, snapshot);
+        if unconfirmed.0.is_empty() {
+            return 0;
         }
+        let scanned = self.names.0.len();
+        self.unsubscribe(&unconfirmed, snapshot);
+        scanned
     }
 
     /// Makes removals since the response in flight due again. That response may contain resources that were deleted
