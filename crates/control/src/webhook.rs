@@ -8,7 +8,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{
     Router,
-    body::{Body, Bytes},
+    body::{Body, Bytes, HttpBody as _},
     extract::{DefaultBodyLimit, State},
     http::{Request, StatusCode, Uri},
     response::{IntoResponse as _, Response},
@@ -18,7 +18,7 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use skysail_core::{
-    connections::{Connections, Limits},
+    connections::{Admitted, Connections, Limits},
     descriptors,
 };
 use skysail_inject::{Settings, review};
@@ -33,8 +33,12 @@ use tracing::{debug, warn};
 
 /// Maximum length of a request's body in bytes. The API server accepts objects of up to 3 MiB.
 const MAX_BODY: usize = 8 << 20;
-/// Maximum number of requests whose bodies are in memory.
-const REQUESTS: usize = 16;
+/// Maximum length of a body that is read beside any number of others. Pods are shorter.
+const SMALL_BODY: u64 = 64 << 10;
+/// Maximum number of longer bodies that are read at the same time.
+const LONG_BODIES: usize = 8;
+/// Maximum number of requests that are answered at the same time. One continues after its client has left.
+const ANSWERS: usize = 2;
 /// Timeout of a TLS handshake, of a request's head, and of a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum duration of a connection.
@@ -49,12 +53,14 @@ const MAX_HEAD: usize = 64 << 10;
 /// What all requests share.
 struct Webhook {
     settings: Settings,
-    requests: Semaphore,
+    long_bodies: Semaphore,
+    answers: Arc<Semaphore>,
 }
 
 /// Serves the webhook; never returns.
 pub(crate) async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, settings: Settings) -> Infallible {
-    let webhook = Arc::new(Webhook { settings, requests: Semaphore::new(REQUESTS) });
+    let (long_bodies, answers) = (Semaphore::new(LONG_BODIES), Arc::new(Semaphore::new(ANSWERS)));
+    let webhook = Arc::new(Webhook { settings, long_bodies, answers });
     let router = Router::new()
         .route("/inject", post(inject))
         .route("/inject/{*parameters}", post(inject))
@@ -77,14 +83,14 @@ pub(crate) async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, setting
         let (acceptor, router) = (acceptor.clone(), router.clone());
         tokio::spawn(async move {
             tokio::select! {
-                _ = timeout(LIFETIME, connection(stream, acceptor, router)) => {}
+                _ = timeout(LIFETIME, connection(stream, acceptor, router, &admitted)) => {}
                 () = admitted.shed() => debug!(%from, "connection to the webhook closed in favour of another"),
             }
         });
     }
 }
 
-async fn connection(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
+async fn connection(stream: TcpStream, acceptor: TlsAcceptor, router: Router, admitted: &Admitted) {
     let stream = match timeout(TIMEOUT, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
@@ -98,7 +104,13 @@ async fn connection(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
         async move {
             let answered = timeout(TIMEOUT, router.oneshot(request.map(Body::new))).await;
             Ok::<Response, Infallible>(match answered {
-                Ok(Ok(response)) => response,
+                Ok(Ok(response)) => {
+                    if response.status().is_success() {
+                        // API servers keep their connections.
+                        admitted.mark_used();
+                    }
+                    response
+                }
                 Err(_) => StatusCode::REQUEST_TIMEOUT.into_response(),
             })
         }
@@ -115,18 +127,22 @@ async fn connection(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
 
 /// Answers an AdmissionReview.
 async fn inject(State(webhook): State<Arc<Webhook>>, uri: Uri, request: Request<Body>) -> Response {
-    let Ok(_permit) = webhook.requests.acquire().await else {
-        return StatusCode::SERVICE_UNAVAILABLE.into_response();
-    };
+    // A client that sends its body slowly does not delay the others, unless both bodies are long.
+    let is_small = request.body().size_hint().exact().is_some_and(|length| length <= SMALL_BODY);
+    let _permit = if is_small { None } else { webhook.long_bodies.acquire().await.ok() };
     let body = match axum::body::to_bytes(request.into_body(), MAX_BODY).await {
         Ok(body) => body,
         Err(_) => return (StatusCode::PAYLOAD_TOO_LARGE, "the body is too large\n").into_response(),
     };
+    let Ok(answering) = Arc::clone(&webhook.answers).acquire_owned().await else {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    };
     let shared = Arc::clone(&webhook);
-    match tokio::task::spawn_blocking(move || answer(&shared, &uri, &body)).await {
-        Ok(response) => response,
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
+    let answered = tokio::task::spawn_blocking(move || {
+        let _answering = answering;
+        answer(&shared, &uri, &body)
+    });
+    answered.await.unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
 }
 
 fn answer(webhook: &Webhook, uri: &Uri, body: &Bytes) -> Response {

@@ -17,7 +17,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{TlsConnector, client::TlsStream};
 
 /// A control plane with the webhook.
 struct Server {
@@ -47,12 +47,16 @@ impl Server {
         Self { _folder: folder, _control: control, address, connector: TlsConnector::from(Arc::new(config)) }
     }
 
-    /// Sends a request. Returns status and body.
-    async fn send(&self, method: &str, path: &str, body: &[u8]) -> (u16, String) {
+    async fn connect(&self) -> TlsStream<TcpStream> {
         let stream = TcpStream::connect(&self.address).await.unwrap();
         // The name by which a cluster calls the webhook's Service.
         let name = ServerName::try_from("istiod.istio-system.svc").unwrap();
-        let mut stream = self.connector.connect(name, stream).await.unwrap();
+        self.connector.connect(name, stream).await.unwrap()
+    }
+
+    /// Sends a request. Returns status and body.
+    async fn send(&self, method: &str, path: &str, body: &[u8]) -> (u16, String) {
+        let mut stream = self.connect().await;
         let length = body.len();
         let head = format!(
             "{method} {path} HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
@@ -105,4 +109,20 @@ async fn a_large_body_is_refused_unread() {
     let server = Server::start().await;
     let (status, body) = server.send("POST", "/inject", &vec![b' '; 9 << 20]).await;
     assert_eq!((status, body.as_str()), (413, "the body is too large\n"));
+}
+
+#[tokio::test]
+async fn slow_bodies_do_not_delay_a_review() {
+    let server = Server::start().await;
+    let mut stalled = Vec::new();
+    for length in [1 << 20, 100].into_iter().cycle().take(48) {
+        let mut stream = server.connect().await;
+        let head = format!("POST /inject HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n{{");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.flush().await.unwrap();
+        stalled.push(stream);
+    }
+    let pod = json!({ "spec": { "containers": [{ "name": "app" }] } });
+    let (status, answer) = server.send("POST", "/inject", &review(&pod)).await;
+    assert_eq!(status, 200, "{answer}");
 }

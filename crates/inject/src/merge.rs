@@ -1,5 +1,7 @@
 //! Merges objects of Kubernetes as a strategic merge patch does: mappings key by key, some lists item by item.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value};
 
 /// Lists of a container whose items have a key.
@@ -38,10 +40,17 @@ pub(crate) fn mapping(base: &mut Value, overlay: &Value) {
     }
 }
 
-/// Puts items into a list. An item replaces the one with the same key.
+/// Puts items into a list. An item replaces the one with the same key. The number of steps is proportional to that of the
+/// items, which a client decides.
 pub(crate) fn list(items: &mut Vec<Value>, more: &[Value], key: &str) {
+    let key_of = |item: &Value| Some(&item[key]).filter(|key| !key.is_null()).map(Value::to_string);
+    let mut places = HashMap::with_capacity(items.len() + more.len());
+    for (place, item) in items.iter().enumerate() {
+        key_of(item).map(|key| places.entry(key).or_insert(place));
+    }
     for item in more {
-        match items.iter_mut().find(|old| !item[key].is_null() && old[key] == item[key]) {
+        let known = key_of(item).map(|key| *places.entry(key).or_insert(items.len()));
+        match known.and_then(|place| items.get_mut(place)) {
             Some(old) => old.clone_from(item),
             None => items.push(item.clone()),
         }
@@ -92,5 +101,15 @@ mod tests {
             "env": [{ "name": "A", "value": "a" }, { "name": "B", "value": "b" }, { "name": "C", "value": "c" }],
             "resources": { "requests": { "cpu": "5", "memory": "2" } } });
         assert_eq!(base, expected);
+    }
+
+    #[test]
+    fn many_items_are_merged_at_once() {
+        let item = |number: u32| json!({ "name": number.to_string() });
+        let mut items = vec![item(7)];
+        let more: Vec<_> = (0..200_000).map(item).chain([json!({ "name": "9", "value": "last" })]).collect();
+        list(&mut items, &more, "name");
+        assert_eq!((items.len(), &items[0]), (200_000, &item(7)));
+        assert_eq!(items.iter().find(|item| item["name"] == "9").unwrap()["value"], "last");
     }
 }
