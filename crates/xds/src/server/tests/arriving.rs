@@ -259,3 +259,30 @@ async fn a_replica_waits_for_each_repeated_refusal() {
         assert_eq!(good.code().await, tonic::Code::PermissionDenied, "{method}: another replica");
     }
 }
+
+/// The end of the requests is not the end of the client: it reads on.
+#[tokio::test]
+async fn a_client_that_ends_its_requests_gets_the_whole_response() {
+    let names: Vec<String> = (0..2_000).map(|number| format!("cluster-{number:04}")).collect();
+    let clusters: Vec<_> = names.iter().map(|name| (name.as_str(), 1)).collect();
+    let server = serve(world(&clusters), "127.0.0.1:0").await;
+    let socket = TcpStream::connect(server.address).await.unwrap();
+    let (client, mut connection) = h2::client::handshake(socket).await.unwrap();
+    let mut client = alongside(&mut connection, client.ready()).await.unwrap();
+    let request =
+        http::Request::post(format!("http://a{}", wire::DELTA)).header("content-type", "application/grpc");
+    let (answer, mut requests) = client.send_request(request.body(()).unwrap(), false).unwrap();
+    requests.send_data(grpc::framed(&first(Kind::Cluster, &[])), true).unwrap();
+    let mut body = alongside(&mut connection, answer).await.unwrap().into_body();
+    let mut bytes = Vec::new();
+    while let Some(piece) = alongside(&mut connection, body.data()).await {
+        let piece = piece.unwrap();
+        body.flow_control().release_capacity(piece.len()).unwrap();
+        bytes.extend_from_slice(&piece);
+    }
+    assert!(bytes.len() > 1 << 16, "{} bytes", bytes.len());
+    let response = wire::DeltaResponse::decode(&bytes[5..]).unwrap();
+    assert_eq!(response.resources.len(), 2_000);
+    let trailers = alongside(&mut connection, body.trailers()).await.unwrap().unwrap();
+    assert_eq!(trailers["grpc-status"], "0");
+}
