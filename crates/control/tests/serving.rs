@@ -107,8 +107,9 @@ async fn a_proxy_receives_a_certificate_its_configuration_and_changes() {
     let control = folder.start("0").await;
     assert_eq!(control.page("/ready").await, "ready\n");
     for line in control.page("/").await.lines() {
-        // Each listed page exists.
-        control.page(line.split_whitespace().next().unwrap()).await;
+        // Each listed page exists. That of one proxy asks for its name.
+        let (status, body) = control.ask("GET", line.split_whitespace().next().unwrap()).await;
+        assert!(status == 200 || status == 400 && body.contains("proxyID"), "{line}: {status} {body}");
     }
 
     let (tls, identity) = certificate(&control, &folder, "client").await;
