@@ -148,7 +148,9 @@ pub(crate) async fn guard(
     request: Request,
     next: Next,
 ) -> Response {
-    let (path, address) = (request.uri().path().to_owned(), ends.remote.to_canonical().to_string());
+    // The query may name the proxy whose configuration is read.
+    let path = request.uri().path_and_query().map(ToString::to_string).unwrap_or_default();
+    let address = ends.remote.to_canonical().to_string();
     let (page, address) = (ExternalText(&path), ExternalText(&address));
     match access.check(ends, &request) {
         Ok(reader) => {

@@ -1,6 +1,6 @@
 //! Admin pages and metrics; `/` lists them. `/ready` and `/metrics` are open; the others require [`Access`].
 
-use std::{convert::Infallible, sync::Arc};
+use std::{convert::Infallible, fmt::Display, sync::Arc};
 
 use axum::{
     Router,
@@ -12,7 +12,7 @@ use axum::{
 };
 use skysail_core::shutdown::Shutdown;
 use skysail_xds::Codec as _;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::Semaphore};
 
 use crate::{
     access::{self, Access},
@@ -52,6 +52,9 @@ impl Pages {
         })
     }
 }
+
+/// Permits to make a dump, which copies the configuration of a proxy a few times.
+static DUMPS: Semaphore = Semaphore::const_new(2);
 
 const HELP: &str = "\
 /debug/ca                 certificate authority and its roots; POST /ca/rotate from this machine or pod starts a rotation
@@ -118,12 +121,22 @@ async fn config_dump(State(pages): State<Arc<Pages>>, RawQuery(query): RawQuery)
         return (StatusCode::BAD_REQUEST, "write ?proxyID=POD.NAMESPACE\n").into_response();
     };
     let proxy = proxy.to_owned();
-    let page = move || Some(whole_config_dump(&pages.publisher, &proxy)?.to_vec());
-    match tokio::task::spawn_blocking(page).await {
-        Ok(Some(page)) => ([(header::CONTENT_TYPE, "application/x-protobuf")], page).into_response(),
-        Ok(None) => (StatusCode::NOT_FOUND, "no such proxy is connected; /debug/syncz lists all proxies\n")
-            .into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    let Ok(making) = DUMPS.acquire().await else { return StatusCode::SERVICE_UNAVAILABLE.into_response() };
+    let page = tokio::task::spawn_blocking(move || {
+        let _making = making;
+        whole_config_dump(&pages.publisher, &proxy).map(|dump| dump.map(|dump| dump.to_vec()))
+    });
+    let failed = |error: &dyn Display| {
+        (StatusCode::INTERNAL_SERVER_ERROR, format!("the dump cannot be made: {error}\n")).into_response()
+    };
+    match page.await {
+        Ok(Ok(Some(page))) => ([(header::CONTENT_TYPE, "application/x-protobuf")], page).into_response(),
+        Ok(Ok(None)) => {
+            (StatusCode::NOT_FOUND, "no such proxy is connected; /debug/syncz lists all proxies\n")
+                .into_response()
+        }
+        Ok(Err(error)) => failed(&error),
+        Err(error) => failed(&error),
     }
 }
 

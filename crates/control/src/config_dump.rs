@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use skysail_xds::{
-    Codec as _, Kind, Snapshot,
+    Codec as _, DecodeError, Kind, Snapshot,
     envoy::pb::{
         envoy::{
             admin::v3::{
@@ -23,10 +23,17 @@ use skysail_xds::{
 
 use crate::publish::Publisher;
 
-/// Returns all that a proxy may subscribe to, without secrets: the same and its endpoints. Route tables have their virtual
-/// hosts, whether the proxy requests these on demand or not. `None` if no such proxy is connected.
-pub(crate) fn whole_config_dump(publisher: &Publisher, proxy: &str) -> Option<ConfigDump> {
-    let snapshot = publisher.resources_of(proxy)?;
+/// Returns the clusters, endpoints, listeners and routes that the control plane serves to a proxy, without secrets. Route
+/// tables have their virtual hosts, whether the proxy requests these on demand or not. `None` if no such proxy is
+/// connected.
+///
+/// # Errors
+/// A route or virtual host is not valid, which is a bug.
+pub(crate) fn whole_config_dump(
+    publisher: &Publisher,
+    proxy: &str,
+) -> Result<Option<ConfigDump>, DecodeError> {
+    let Some(snapshot) = publisher.resources_of(proxy) else { return Ok(None) };
     let endpoints = EndpointsConfigDump {
         dynamic_endpoint_configs: of_kind(&snapshot, Kind::Endpoint)
             .map(|(_, endpoints)| DynamicEndpointConfig {
@@ -38,22 +45,21 @@ pub(crate) fn whole_config_dump(publisher: &Publisher, proxy: &str) -> Option<Co
     };
     let mut hosts: BTreeMap<String, Vec<VirtualHost>> = BTreeMap::new();
     for (name, host) in of_kind(&snapshot, Kind::VirtualHost) {
-        if let (Some((table, _)), Ok(host)) = (name.rsplit_once('/'), VirtualHost::from_slice(&host.value)) {
-            hosts.entry(table.to_owned()).or_default().push(host);
-        }
+        let table = Kind::VirtualHost.family(&name).unwrap_or_default().to_owned();
+        hosts.entry(table).or_default().push(VirtualHost::from_slice(&host.value)?);
     }
-    let routes = of_kind(&snapshot, Kind::Route).map(|(name, mut route)| {
-        if let (Some(hosts), Ok(mut table)) =
-            (hosts.remove(&name), RouteConfiguration::from_slice(&route.value))
-        {
+    let mut routes = Vec::new();
+    for (name, mut route) in of_kind(&snapshot, Kind::Route) {
+        if let Some(hosts) = hosts.remove(&name) {
+            let mut table = RouteConfiguration::from_slice(&route.value)?;
             table.virtual_hosts.extend(hosts);
             route.value = table.to_vec();
         }
-        route
-    });
-    let routes = tables(routes);
+        routes.push(route);
+    }
+    let routes = tables(routes.into_iter());
     let sections = [pack(&clusters(&snapshot)), pack(&endpoints), pack(&listeners(&snapshot)), pack(&routes)];
-    Some(ConfigDump { configs: sections.into() })
+    Ok(Some(ConfigDump { configs: sections.into() }))
 }
 
 pub(crate) fn clusters(snapshot: &Snapshot) -> ClustersConfigDump {

@@ -32,4 +32,4 @@ mod work;
 pub use kind::Kind;
 pub use layer::{Changes, Layer, Snapshot};
 pub use resource::{Resource, Resources};
-pub use skysail_proto::{Codec, envoy, istio};
+pub use skysail_proto::{Codec, DecodeError, envoy, istio};

@@ -78,7 +78,7 @@ impl HeldResources {
     }
 
     /// Reads the page `/debug/config_dump` of a control plane, which has all that it serves to a proxy, except secrets.
-    /// These are those of `compiled`.
+    /// Secrets are taken from `compiled`.
     ///
     /// # Errors
     /// The page is not a dump.
