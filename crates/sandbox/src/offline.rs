@@ -41,6 +41,9 @@ const DOTS: usize = 5;
 const SUFFIX: usize = 5;
 /// Name of standard input in diagnostics.
 const STDIN: &str = "-";
+/// Network of the assumed pods beside those of connected proxies. It is reserved (RFC 1112), so hardly any cluster uses
+/// it. External hosts have addresses of another part of 240.0.0.0/4.
+const ASSUMED_NETWORK: Ipv4Addr = Ipv4Addr::new(240, 0, 0, 0);
 
 /// A mesh that does not run.
 #[derive(Debug)]
@@ -112,7 +115,10 @@ impl Offline {
 
     /// Creates the mesh of these files.
     pub fn of(changes: Vec<FileChange>) -> Self {
-        Self::build(changes, &[], |objects| pods(objects).into_iter().map(|pod| (pod, true)).collect())
+        let addresses = pod_addresses(POD_NETWORK.0);
+        Self::build(changes, &[], |objects| {
+            pods(objects, addresses).into_iter().map(|pod| (pod, true)).collect()
+        })
     }
 
     /// Describes a running mesh: its files as they are now, with its pods and addresses.
@@ -127,7 +133,8 @@ impl Offline {
     }
 
     /// Describes a mesh of another control plane: files as in [`Offline::read`], with the pods of the proxies that are
-    /// connected to it. `proxies` are their node ids. Workloads without such a proxy have assumed pods.
+    /// connected to it. `proxies` are their node ids. Workloads without such a proxy have assumed pods, with addresses
+    /// that differ from those of the connected ones.
     ///
     /// # Errors
     /// When a path cannot be read.
@@ -293,20 +300,25 @@ fn owner(pod: &Pod) -> ObjectKey {
     ObjectKey { kind, namespace: pod.namespace.clone(), name: pod.workload.clone() }
 }
 
-/// Returns the pods of the workloads, with the names and the order of addresses that they would have in a mesh.
-fn pods(objects: &Objects) -> Vec<Pod> {
+/// Returns the addresses for pods of a network with a prefix of 16 bits. The first two addresses are those of the network
+/// and of the bridge.
+fn pod_addresses(network: Ipv4Addr) -> impl Iterator<Item = Ipv4Addr> {
+    let [a, b, ..] = network.octets();
+    (2..u16::MAX).map(move |host| {
+        let [c, d] = host.to_be_bytes();
+        Ipv4Addr::new(a, b, c, d)
+    })
+}
+
+/// Returns the pods of the workloads, with the names that they would have in a mesh, and these addresses in order.
+fn pods(objects: &Objects, addresses: impl Iterator<Item = Ipv4Addr>) -> Vec<Pod> {
     let mut pods = Vec::new();
-    let [a, b, ..] = POD_NETWORK.0.octets();
+    let mut addresses = addresses.take(MAX_PODS);
     for workload in objects.workloads.values() {
         for number in 0..workload.replicas.min(MAX_REPLICAS) {
-            if pods.len() >= MAX_PODS {
-                return pods;
-            }
-            // The first two addresses are those of the network and of the bridge.
-            let host = u16::try_from(pods.len() + 2).unwrap_or(u16::MAX);
-            let [c, d] = host.to_be_bytes();
+            let Some(address) = addresses.next() else { return pods };
             let name = pod_name(workload, number);
-            let pod = Pod::new(workload, name, Ipv4Addr::new(a, b, c, d), &objects.namespaces);
+            let pod = Pod::new(workload, name, address, &objects.namespaces);
             pods.push(pod.started_by(&objects.starts));
         }
     }
@@ -342,8 +354,8 @@ fn connected_pods(objects: &Objects, proxies: &[String]) -> Vec<(Pod, bool)> {
     }
     let known: BTreeSet<ObjectKey> = found.values().map(owner).collect();
     let taken: BTreeSet<Ipv4Addr> = found.values().map(|pod| pod.address).collect();
-    let others = pods(objects).into_iter();
-    let others = others.filter(|pod| !known.contains(&owner(pod)) && !taken.contains(&pod.address));
+    let free = pod_addresses(ASSUMED_NETWORK).filter(|address| !taken.contains(address));
+    let others = pods(objects, free).into_iter().filter(|pod| !known.contains(&owner(pod)));
     let mut all: Vec<Pod> = found.into_values().chain(others).collect();
     all.sort_by_key(|pod| pod.address);
     all.into_iter().map(|pod| (pod, true)).collect()
@@ -413,8 +425,8 @@ mod tests {
         assert_eq!((node.view.canonical_service.as_str(), node.view.is_authenticated), ("web", true));
     }
 
-    #[test]
-    fn connected_proxies_give_their_pods_names_and_addresses() {
+    /// Returns workload, name and address of each pod of three workloads, two of which have names with the same beginning.
+    fn connected(proxies: &[&str]) -> Vec<(String, String, String)> {
         let workload = |kind: &str, name: &str| {
             format!(
                 "---\napiVersion: apps/v1\nkind: {kind}\nmetadata: {{name: {name}, namespace: shop}}\nspec: {{selector: \
@@ -424,31 +436,52 @@ mod tests {
         };
         let text =
             [workload("Deployment", "web"), workload("Deployment", "web-new"), workload("StatefulSet", "db")];
-        let ids = [
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("mesh.yaml");
+        std::fs::write(&file, text.concat()).unwrap();
+        let proxies: Vec<String> = proxies.iter().map(|id| (*id).to_owned()).collect();
+        let mesh = Offline::connected(&[file], None, &proxies).unwrap();
+        let found = mesh.pods.into_iter();
+        found.map(|pod| (pod.owner.name, pod.name, pod.address.to_string())).collect()
+    }
+
+    #[test]
+    fn connected_proxies_give_their_pods_names_and_addresses() {
+        let found = connected(&[
             "sidecar~10.1.0.9~web-7d4f9c6b5-x2x4z.shop~shop.svc.cluster.local",
             "sidecar~10.1.0.8~web-new-5c8d-abcde.shop~shop.svc.cluster.local",
             "sidecar~10.1.0.7~web-7d4f9c6b5-abcde.other~other.svc.cluster.local",
             "sidecar~10.1.0.6~web-0.shop~shop.svc.cluster.local",
             "sidecar~fd00::1~web-7d4f9c6b5-abcde.shop~shop.svc.cluster.local",
             "none",
+        ]);
+        let expected = [
+            ("web-new", "web-new-5c8d-abcde", "10.1.0.8"),
+            ("web", "web-7d4f9c6b5-x2x4z", "10.1.0.9"),
+            ("db", "db-0", "240.0.0.4"),
         ];
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("mesh.yaml");
-        std::fs::write(&file, text.concat()).unwrap();
-        let mesh = Offline::connected(&[file], None, &ids.map(str::to_owned)).unwrap();
-        let found: Vec<_> = mesh
-            .pods
-            .iter()
-            .map(|pod| (pod.owner.name.as_str(), pod.name.as_str(), pod.address.to_string()))
-            .collect();
-        assert_eq!(
-            found,
-            [
-                ("web-new", "web-new-5c8d-abcde", "10.1.0.8".to_owned()),
-                ("web", "web-7d4f9c6b5-x2x4z", "10.1.0.9".to_owned()),
-                ("db", "db-0", "10.244.0.4".to_owned()),
-            ]
-        );
+        assert_eq!(found, expected.map(|(owner, pod, at)| (owner.to_owned(), pod.to_owned(), at.to_owned())));
+    }
+
+    /// The addresses of the connected pods are those of the pods of files, and the first ones of the assumed pods.
+    #[test]
+    fn assumed_pods_have_no_address_of_a_connected_pod() {
+        for (network, assumed) in
+            [([10, 244], ["240.0.0.3", "240.0.0.4"]), ([240, 0], ["240.0.0.6", "240.0.0.7"])]
+        {
+            let [a, b] = network;
+            let ids = [2, 3, 4].map(|last| {
+                format!("sidecar~{a}.{b}.0.{last}~web-7d4f9c6b5-x2x4{last}.shop~shop.svc.cluster.local")
+            });
+            let found = connected(&ids.each_ref().map(String::as_str));
+            let of = |workload: &str| -> Vec<&str> {
+                let pods = found.iter().filter(|(owner, ..)| owner == workload);
+                pods.map(|(.., address)| address.as_str()).collect()
+            };
+            let expected = [2, 3, 4].map(|last| format!("{a}.{b}.0.{last}"));
+            assert_eq!(of("web"), expected, "{found:?}");
+            assert_eq!([of("web-new"), of("db")].concat(), assumed, "{found:?}");
+        }
     }
 
     #[test]
