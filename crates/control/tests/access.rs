@@ -5,6 +5,9 @@
 
 mod support;
 
+use std::fs;
+
+use serde_json::Value;
 use support::Folder;
 
 #[tokio::test]
@@ -44,6 +47,22 @@ async fn web_pages_of_another_origin_have_no_access() {
     assert_eq!(control.ask("GET", "/ca/rotate").await.0, 405, "only POST starts a rotation");
     let authority: serde_json::Value = serde_json::from_str(&control.page("/debug/ca").await).unwrap();
     assert_eq!(authority["step"], "settled");
+}
+
+/// The query names the proxy whose configuration was requested.
+#[tokio::test]
+async fn the_audit_log_has_the_page_with_its_query() {
+    let folder = Folder::new();
+    let log = folder.at("audit.log");
+    let control = folder.start_with("0", &["--audit-log", log.to_str().unwrap()]).await;
+    let page = "/debug/config_dump?proxyID=reviews-1.default&%0a=%22";
+    assert_eq!(control.ask_with("GET", page, "host: evil.example").await.0, 403);
+    // The shutdown waits until all records are written.
+    control.terminate().await;
+    let records = fs::read_to_string(log).unwrap();
+    let records = records.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let refused: Vec<Value> = records.filter(|record| record["event"] == "admin.refused").collect();
+    assert!(refused.len() == 1 && refused[0]["page"] == page, "{refused:?}");
 }
 
 #[tokio::test]
