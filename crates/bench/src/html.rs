@@ -98,6 +98,19 @@ pub(crate) fn date(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02} {:02}:{:02} UTC", moment.hour(), moment.minute())
 }
 
+/// Asserts that a page loads nothing, closes its elements, and lacks no figure.
+#[cfg(test)]
+pub(crate) fn assert_complete(page: &str) {
+    for unwanted in ["<script", "src=", "href=", "url(", "@import", "http://", "https://", "NaN", "inf"] {
+        assert!(!page.contains(unwanted), "{unwanted}");
+    }
+    let tags = "svg table tr td th ul li p h2 h3 text figure figcaption div span dl dd dt";
+    for tag in tags.split(' ') {
+        let open = page.matches(&format!("<{tag}>")).count() + page.matches(&format!("<{tag} ")).count();
+        assert_eq!(open, page.matches(&format!("</{tag}>")).count(), "{tag}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

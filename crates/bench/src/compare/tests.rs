@@ -113,16 +113,9 @@ fn tables_fit_a_terminal_whatever_was_measured() {
 #[test]
 fn the_page_is_self_contained_and_balanced() {
     let page = page::page(&recorded());
-    for outside in ["<script", "src=", "href=", "url(", "@import", "http:", "https:"] {
-        assert!(!page.contains(outside), "{outside}");
-    }
+    crate::html::assert_complete(&page);
     // pair: CPU; rates: latency and CPU; tcp; memory.
     assert_eq!(page.matches("<svg ").count(), 5);
-    for tag in ["svg", "table", "tr", "td", "th", "ul", "li", "p", "h2", "text", "div", "span"] {
-        let open = page.matches(&format!("<{tag}>")).count() + page.matches(&format!("<{tag} ")).count();
-        assert_eq!(open, page.matches(&format!("</{tag}>")).count(), "{tag}");
-    }
-    assert!(!page.contains("NaN") && !page.contains("inf"), "a figure is missing");
     assert!(page.contains("the server &lt;ended&gt;"), "errors are shown, and are escaped");
 }
 
