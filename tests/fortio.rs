@@ -223,6 +223,7 @@ fn fortio_reads_and_reports_every_type_of_result() {
         assert_eq!(read["buckets"], 40, "{flags}");
         assert!(ours["StartTime"].as_str().unwrap().starts_with(&read["year"].to_string()), "{flags}");
         for field in OF_ALL.iter().chain(fields) {
+            assert!(ours.get(field).is_some(), "{flags}: {field} is missing");
             let (ours, read) = (&ours[field], &read["result"][field]);
             assert!(is_alike(ours, read), "{flags}: {field}: {ours}, read as {read}");
         }

@@ -211,46 +211,6 @@ fn an_outcome_can_abort_the_load() {
     assert!(result.interrupted && result.ret_codes.contains_key("503"), "{:?}", result.ret_codes);
 }
 
-#[test]
-fn results_have_the_names_of_fortio() {
-    let address = http1();
-    let json = serde_json::to_value(load(&format!("-n 10 -qps 0 -labels x http://{address}/"))).unwrap();
-    for name in [
-        "RunType",
-        "Labels",
-        "StartTime",
-        "RequestedQPS",
-        "RequestedDuration",
-        "ActualQPS",
-        "ActualDuration",
-        "NumThreads",
-        "Version",
-        "DurationHistogram",
-        "ErrorsDurationHistogram",
-        "Exactly",
-        "Jitter",
-        "Uniform",
-        "NoCatchUp",
-        "RunID",
-        "ID",
-        "RetCodes",
-        "IPCountMap",
-        "URL",
-        "Sizes",
-        "HeaderSizes",
-        "Sockets",
-        "SocketCount",
-        "ConnectionStats",
-        "AbortOn",
-    ] {
-        assert!(json.get(name).is_some(), "{name}");
-    }
-    for name in ["Count", "Min", "Max", "Sum", "Avg", "StdDev", "Data", "Percentiles"] {
-        assert!(json["DurationHistogram"].get(name).is_some(), "{name}");
-    }
-    assert_eq!(json["Labels"], "x");
-}
-
 /// Starts the page. Returns its address.
 fn ui(folder: &std::path::Path) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
