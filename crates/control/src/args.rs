@@ -159,7 +159,7 @@ pub struct Args {
 /// Settings of the webhook for sidecar injection.
 #[derive(Clone, Debug, clap::Args)]
 pub struct InjectionArgs {
-    /// Image of skysail-proxy. Enables the webhook for sidecar injection.
+    /// Image of skysail-proxy. Enables the webhook for sidecar injection. The proxy cannot run in an injected pod yet.
     #[arg(long, value_name = "IMAGE")]
     pub injection_image: Option<String>,
     /// HTTPS port of the webhook; 0 selects a free port.
