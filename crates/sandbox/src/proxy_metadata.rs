@@ -90,7 +90,7 @@ fn configured(annotations: &Labels) -> (StartSettings, Vec<String>) {
     let (mut settings, mut problems) = (StartSettings::default(), Vec::new());
     let Some(text) = annotations.get(ANNOTATION) else { return (settings, problems) };
     let mut add = |problem: String| problems.push(format!("annotation {ANNOTATION}: {problem}"));
-    let root = match skysail_yaml::documents(text).next().map(|document| document.root) {
+    let root = match skysail_yaml::embedded(text).map(|document| document.root) {
         None => return (settings, problems),
         Some(Err(error)) => {
             add(format!("{error}; no field of it has an effect"));

@@ -173,15 +173,22 @@ impl fmt::Display for SyntaxError {
 
 impl std::error::Error for SyntaxError {}
 
-/// Returns the documents of a text one by one; skips empty ones.
+/// Returns the documents of a text one by one; skips empty ones. Their size is not limited: a short text from others may
+/// have gigabytes of aliases.
 pub fn documents(text: &str) -> impl Iterator<Item = Document> {
-    bounded(text, usize::MAX)
+    bounded(text, Limit::None)
+}
+
+/// Returns the first document of a text in a field of an object, such as an annotation; refuses one of more than
+/// [`MAX_OBJECT`] bytes.
+pub fn embedded(text: &str) -> Option<Document> {
+    bounded(text, Limit::Document).next()
 }
 
 /// Returns the documents of a text like [`documents`], and refuses those with an object of more than [`MAX_OBJECT`]
 /// bytes, or with more than [`MAX_OBJECTS`] objects. An object is a document, or an item of its list `items`.
 pub fn objects(text: &str) -> impl Iterator<Item = Document> {
-    bounded(text, MAX_OBJECT)
+    bounded(text, Limit::Objects)
 }
 
 /// Returns the line of the document after the first `count` ones, or `None` if a text has no more. Does not parse, so
@@ -190,14 +197,24 @@ pub fn line_after(text: &str, count: usize) -> Option<u32> {
     contents(text).nth(count).map(|(before, _)| before + 1)
 }
 
-fn bounded(text: &str, max_object: usize) -> impl Iterator<Item = Document> {
-    contents(text).flat_map(move |(line, chunk)| read(chunk, line, max_object))
+fn bounded(text: &str, limit: Limit) -> impl Iterator<Item = Document> {
+    contents(text).flat_map(move |(line, chunk)| read(chunk, line, limit))
+}
+
+/// What may have at most [`MAX_OBJECT`] bytes.
+#[derive(Clone, Copy, PartialEq)]
+enum Limit {
+    None,
+    /// A document, or an item of its list `items`.
+    Objects,
+    /// A document.
+    Document,
 }
 
 /// Reads the documents of a chunk one by one: `...` ends a document too.
-fn read(chunk: &str, before: u32, max_object: usize) -> impl Iterator<Item = Document> {
+fn read(chunk: &str, before: u32, limit: Limit) -> impl Iterator<Item = Document> {
     let mut parser = Parser::new_from_str(chunk);
-    let mut tree = Tree::new(before, max_object);
+    let mut tree = Tree::new(before, limit);
     let mut is_done = false;
     iter::from_fn(move || {
         while !is_done {
@@ -205,7 +222,7 @@ fn read(chunk: &str, before: u32, max_object: usize) -> impl Iterator<Item = Doc
             match step(&mut parser, &mut tree) {
                 Ok(Step::Continue) => {}
                 Ok(Step::Document) => {
-                    let done = std::mem::replace(&mut tree, Tree::new(before, max_object));
+                    let done = std::mem::replace(&mut tree, Tree::new(before, limit));
                     if let Some(root) = done.root.filter(|root| root.value != Value::Null) {
                         return Some(Document { line, root: Ok(root), duplicates: done.duplicates });
                     }
@@ -239,7 +256,7 @@ struct Tree {
     nodes: usize,
     /// Size of the current object in bytes, as JSON, and its first line.
     object: (usize, u32),
-    max_object: usize,
+    limit: Limit,
     duplicates: Vec<(String, u32, u32)>,
 }
 
@@ -314,7 +331,7 @@ fn step<'a>(parser: &mut Parser<'a, StrInput<'a>>, tree: &mut Tree) -> Result<St
 }
 
 impl Tree {
-    fn new(before: u32, max_object: usize) -> Self {
+    fn new(before: u32, limit: Limit) -> Self {
         Self {
             before,
             start: before + 1,
@@ -323,22 +340,27 @@ impl Tree {
             anchors: HashMap::new(),
             nodes: 0,
             object: (0, before + 1),
-            max_object,
+            limit,
             duplicates: Vec::new(),
         }
     }
 
     /// Adds to the size of the current object.
     fn grow(&mut self, size: usize, line: u32) -> Result<(), SyntaxError> {
-        if let Some(items) = self.items() {
-            if items >= MAX_OBJECTS && self.max_object == MAX_OBJECT {
+        if self.limit == Limit::None {
+            return Ok(());
+        }
+        if self.limit == Limit::Objects
+            && let Some(items) = self.items()
+        {
+            if items >= MAX_OBJECTS {
                 let message = format!("a list has more than {MAX_OBJECTS} objects");
                 return Err(SyntaxError { too_large: true, ..self.error(line, message) });
             }
             self.object = (0, line);
         }
         self.object.0 += size;
-        if self.object.0 <= self.max_object {
+        if self.object.0 <= MAX_OBJECT {
             return Ok(());
         }
         let message =

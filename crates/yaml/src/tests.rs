@@ -128,3 +128,13 @@ fn objects_of_more_than_kubernetes_limit_are_refused() {
     let aliases = "*a, ".repeat(MAX_OBJECT / 1_000 + 2);
     assert!(error(&format!("a: &a {}\nb: [{aliases}]\n", "x".repeat(1_000))).unwrap().too_large);
 }
+
+#[test]
+fn a_document_in_a_field_is_limited_as_a_whole() {
+    let bomb = |items: usize| format!("a: &a {}\nitems: [{}]\n", "x".repeat(1_000), "*a, ".repeat(items));
+    assert!(embedded(&bomb(1_000)).unwrap().root.is_ok());
+    let refused = embedded(&bomb(2_000)).unwrap().root.unwrap_err();
+    assert!(refused.too_large && refused.message.contains("more than 1572864 bytes"), "{refused}");
+    assert!(objects(&bomb(2_000)).next().unwrap().root.is_ok(), "its items are objects");
+    assert!(embedded("").is_none());
+}

@@ -358,7 +358,7 @@ impl ProxySettings {
     /// # Errors
     /// Fails with the reason if the text is no YAML, or no settings.
     pub fn read(text: &str) -> Result<(Self, Vec<String>), String> {
-        let Some(document) = skysail_yaml::documents(text).next() else { return Ok(Default::default()) };
+        let Some(document) = skysail_yaml::embedded(text) else { return Ok(Default::default()) };
         let written = document.root.map_err(|error| error.message)?.to_json();
         let names = written.as_object().into_iter().flatten().map(|(name, _)| name.clone());
         let of_connections = written["connectionSettings"].as_object().into_iter().flatten();
@@ -538,6 +538,14 @@ mod tests {
         assert!(!both.proxy_headers.request_id.is_off());
         assert!(both.shared().forwards_host);
         assert_eq!(mesh.overlaid(&HttpSettings::default()), mesh);
+    }
+
+    /// An annotation of 15 KB could have gigabytes of aliases.
+    #[test]
+    fn long_aliases_are_refused() {
+        let (text, aliases) = ("x".repeat(10_000), "*a, ".repeat(1_000));
+        let refused = ProxySettings::read(&format!("a: &a {text}\nitems: [{aliases}]\n"));
+        assert!(refused.is_err_and(|error| error.contains("more than 1572864 bytes")));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
-use skysail_yaml::{Node, Value, documents};
+use skysail_yaml::{Node, Value, embedded};
 
 use super::{
     Reading, Taken,
@@ -87,7 +87,7 @@ impl Reading {
             let field = if field.is_empty() { format!("data.{key}") } else { format!("data.{key}.{field}") };
             Diagnostic::new(code, &file, place(line), message).field(field).remedy(remedy)
         };
-        let Some(document) = documents(text).next() else {
+        let Some(document) = embedded(text) else {
             return Some(T::default());
         };
         let root = match document.root {
