@@ -3,15 +3,15 @@
 use std::{
     fs,
     io::{self, Read as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 use skysail_core::{
     logging::printable,
     stdio::{self, print_error},
 };
-use skysail_inject::{Interceptor, Settings, inject_text};
+use skysail_inject::{DocumentError, Interceptor, Namespaces, Settings, inject_text, namespaces_in};
 
 use crate::exit;
 
@@ -85,14 +85,20 @@ pub(crate) fn run(args: &InjectArgs) -> anyhow::Result<u8> {
         settings.apply_mesh_config(&text).with_context(|| file.display().to_string())?;
     }
     print_error("note: skysail-proxy cannot run in an injected pod yet; use the output for inspection only");
-    let mut output = String::new();
+    let failed = |file: &Path, error: &DocumentError| {
+        anyhow!("{}", printable(format_args!("{}:{error}", file.display())))
+    };
+    let (mut texts, mut namespaces) = (Vec::new(), Namespaces::new());
     for file in &args.filenames {
         let text = read(file)?;
+        namespaces.extend(namespaces_in(&text).map_err(|error| failed(file, &error))?);
+        texts.push((file, text));
+    }
+    let mut output = String::new();
+    for (file, text) in &texts {
+        let result = inject_text(text, &args.namespace, &namespaces, &settings);
+        let result = result.map_err(|error| failed(file, &error))?;
         let file = file.display();
-        let result = match inject_text(&text, &args.namespace, &settings) {
-            Ok(result) => result,
-            Err(error) => bail!("{}", printable(format_args!("{file}:{error}"))),
-        };
         for message in &result.messages {
             print_error(printable(format_args!("{file}:{message}")));
         }

@@ -195,10 +195,28 @@ mod tests {
     }
 
     #[test]
+    fn long_aliases_are_refused() {
+        let (text, aliases) = ("x".repeat(10_000), "*a, ".repeat(1_000));
+        let (short, long) = (
+            format!("a: &a {text}\nb: [*a, *a, *a, *a, *a, *a]\n"),
+            format!("a: &a {text}\nb: [{aliases}]\n"),
+        );
+        for (config, problem) in [(short, "more than 65536 bytes as JSON"), (long, "more than 1572864 bytes")]
+        {
+            let pod = json!({ "metadata": { "annotations": { "proxy.istio.io/config": config } },
+                "spec": { "containers": [{ "name": "web" }] } });
+            let response = answer(&pod, "/inject");
+            let message = response["status"]["message"].as_str().unwrap_or_default();
+            assert!(message.contains(problem), "{message}");
+        }
+    }
+
+    #[test]
     fn others_are_admitted_unchanged() {
         for pod in [
             json!({ "metadata": { "labels": { "sidecar.istio.io/inject": "false" } }, "spec": { "containers": [] } }),
-            json!({ "metadata": { "annotations": { "sidecar.istio.io/status": "{}" } } }),
+            json!({ "metadata": { "annotations": { "sidecar.istio.io/status": "{}" } },
+                "spec": { "containers": [{ "name": "istio-proxy" }] } }),
         ] {
             assert_eq!(answer(&pod, "/inject"), json!({ "uid": "1", "allowed": true }));
         }

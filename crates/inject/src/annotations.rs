@@ -147,7 +147,9 @@ pub(crate) fn boolean(text: &str) -> Option<bool> {
 }
 
 fn ports(text: &str) -> bool {
-    text.trim().is_empty() || text.split(',').all(|port| port.trim().parse::<u16>().is_ok())
+    // Rust accepts a leading plus, Go does not.
+    let port = |text: &str| !text.starts_with('+') && text.parse::<u16>().is_ok();
+    text.trim().is_empty() || text.split(',').all(|text| port(text.trim()))
 }
 
 fn ranges(text: &str) -> bool {
@@ -197,6 +199,7 @@ mod tests {
         for (name, bad, good) in [
             ("traffic.sidecar.istio.io/includeInboundPorts", "http", "*"),
             ("traffic.sidecar.istio.io/excludeInboundPorts", "*", "80, 443"),
+            ("traffic.sidecar.istio.io/excludeOutboundPorts", "+80", "0080"),
             ("traffic.sidecar.istio.io/includeOutboundIPRanges", "10.0.0.0", "10.0.0.0/8,fd00::/8"),
             ("traffic.sidecar.istio.io/excludeOutboundIPRanges", "10.0.0.0/33", ""),
             ("traffic.sidecar.istio.io/excludeInterfaces", "eth0;reboot", "eth0,net1"),

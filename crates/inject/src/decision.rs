@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::{annotations::text_map, settings::Settings};
+use crate::{
+    annotations::text_map,
+    settings::{NAME, Settings},
+};
 
 /// Labels of a namespace.
 pub type NamespaceLabels = BTreeMap<String, String>;
@@ -45,7 +48,10 @@ pub fn decide(
     let annotations = text_map(&metadata["annotations"]);
     let pod_labels = text_map(&metadata["labels"]);
     if annotations.contains_key(STATUS) {
-        return (leave("it is injected already (annotation sidecar.istio.io/status)"), warnings);
+        if has_sidecar(pod) {
+            return (leave("it is injected already (annotation sidecar.istio.io/status)"), warnings);
+        }
+        warnings.push(format!("{STATUS}: the pod has no container {NAME}, so the annotation has no effect"));
     }
     if pod["spec"]["hostNetwork"] == Value::Bool(true) {
         return (leave("it uses the network of its node (hostNetwork)"), warnings);
@@ -81,6 +87,12 @@ pub fn decide(
         },
     };
     (decision, warnings)
+}
+
+/// Returns whether a pod has the container of a sidecar.
+fn has_sidecar(pod: &Value) -> bool {
+    let lists = ["containers", "initContainers"].map(|list| pod["spec"][list].as_array());
+    lists.into_iter().flatten().flatten().any(|container| container["name"] == NAME)
 }
 
 #[cfg(test)]
@@ -131,7 +143,9 @@ mod tests {
             Decision::Leave(reason) => reason,
             Decision::Inject => String::new(),
         };
-        let injected = json!({ "metadata": { "annotations": { STATUS: "{}" } } });
+        let mut injected = json!({ "metadata": { "annotations": { STATUS: "{}" } } });
+        assert_eq!(reason(&injected, "shop"), "", "an annotation alone is no sidecar");
+        injected["spec"]["initContainers"] = json!([{ "name": NAME }]);
         assert!(reason(&injected, "shop").contains("already"));
         assert!(reason(&json!({ "spec": { "hostNetwork": true } }), "shop").contains("hostNetwork"));
         assert!(reason(&json!({}), "kube-system").contains("namespace"));

@@ -56,13 +56,33 @@ struct Place<'a> {
     name: &'a str,
 }
 
+/// Labels of namespaces, by name.
+pub type Namespaces = BTreeMap<String, NamespaceLabels>;
+
+/// Returns the namespaces in a text.
+///
+/// # Errors
+/// When a document is not YAML.
+pub fn namespaces_in(text: &str) -> Result<Namespaces, DocumentError> {
+    let mut all = Namespaces::new();
+    for part in &parts(text) {
+        all.extend(namespaces(read(part)?.iter().map(|(_, object)| object)));
+    }
+    Ok(all)
+}
+
 /// Injects the workloads of a text. `namespace` is that of objects that name none.
 ///
-/// Namespaces in the same text decide with their labels. Pods of other namespaces get a sidecar, unless they refuse it.
+/// The labels of `namespaces` decide. Pods of other namespaces get a sidecar, unless they refuse it.
 ///
 /// # Errors
 /// When a document is not YAML, or a workload cannot be injected.
-pub fn inject_text(text: &str, namespace: &str, settings: &Settings) -> Result<InjectedText, DocumentError> {
+pub fn inject_text(
+    text: &str,
+    namespace: &str,
+    namespaces: &Namespaces,
+    settings: &Settings,
+) -> Result<InjectedText, DocumentError> {
     let mut result = InjectedText::default();
     let parts = parts(text);
     let mut parsed = Vec::with_capacity(parts.len());
@@ -71,7 +91,7 @@ pub fn inject_text(text: &str, namespace: &str, settings: &Settings) -> Result<I
     }
     let mut injector = Injector {
         namespace: if namespace.is_empty() { DEFAULT_NAMESPACE } else { namespace },
-        namespaces: namespaces(parsed.iter().flatten().map(|(_, object)| object)),
+        namespaces,
         settings,
         result: &mut result,
     };
@@ -141,8 +161,8 @@ fn read(part: &Part<'_>) -> Result<Vec<(Node, Value)>, DocumentError> {
 }
 
 /// Returns the labels of the namespaces among objects.
-fn namespaces<'a>(objects: impl Iterator<Item = &'a Value>) -> BTreeMap<String, NamespaceLabels> {
-    let mut all = BTreeMap::new();
+fn namespaces<'a>(objects: impl Iterator<Item = &'a Value>) -> Namespaces {
+    let mut all = Namespaces::new();
     for object in objects {
         if object["kind"] == "Namespace" {
             let labels = object["metadata"]["labels"].as_object().into_iter().flatten();
@@ -165,7 +185,7 @@ fn list(object: &Value) -> Option<&Vec<Value>> {
 /// What the objects of a text share.
 struct Injector<'a> {
     namespace: &'a str,
-    namespaces: BTreeMap<String, NamespaceLabels>,
+    namespaces: &'a Namespaces,
     settings: &'a Settings,
     result: &'a mut InjectedText,
 }

@@ -27,7 +27,7 @@ mod traffic;
 
 pub use admission::{ReviewError, review};
 pub use decision::{Decision, NamespaceLabels, decide};
-pub use documents::{DocumentError, InjectedText, inject_text};
+pub use documents::{DocumentError, InjectedText, Namespaces, inject_text, namespaces_in};
 pub use plan::{InjectError, Owner};
 pub use pod::{Injected, inject};
 pub use settings::{Interceptor, MeshSettingsError, Settings};

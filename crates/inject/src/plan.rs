@@ -8,12 +8,12 @@ use crate::{
     settings::Settings,
 };
 
-/// Name of the sidecar's container.
-pub(crate) const NAME: &str = "istio-proxy";
 /// User id and group id of the sidecar.
 const USER: u64 = 1337;
 /// Annotation with the templates of Istio's injector.
 const TEMPLATES: &str = "inject.istio.io/templates";
+/// Maximum length in bytes of the proxy configuration of a pod, as JSON. A short text may have long aliases.
+const MAX_CONFIG: usize = 64 << 10;
 /// Annotation with the proxy configuration, in YAML.
 const CONFIG: &str = "proxy.istio.io/config";
 /// Label with the network of a pod.
@@ -166,7 +166,12 @@ impl<'a> Plan<'a> {
         self.config.get("holdApplicationUntilProxyStarts").and_then(Value::as_bool).unwrap_or(false)
     }
 
-    pub(crate) fn warnings(&self, containers: &[Value]) -> Vec<String> {
+    /// Returns the warnings about a pod and its containers.
+    pub(crate) fn warnings<'c>(
+        &self,
+        pod: &Value,
+        containers: impl Iterator<Item = &'c Value>,
+    ) -> Vec<String> {
         let mut warnings = self.annotations.warnings();
         if self.holds() && !self.native {
             warnings.push(
@@ -174,8 +179,9 @@ impl<'a> Plan<'a> {
                     .to_owned(),
             );
         }
+        let of_pod = pod["spec"]["securityContext"]["runAsUser"].as_u64();
         for container in containers {
-            if container["securityContext"]["runAsUser"].as_u64() == Some(self.user) {
+            if container["securityContext"]["runAsUser"].as_u64().or(of_pod) == Some(self.user) {
                 let name = container["name"].as_str().unwrap_or_default();
                 warnings.push(format!(
                     "container {name} has the user id of the sidecar ({}), whose connections are not intercepted",
@@ -191,11 +197,14 @@ impl<'a> Plan<'a> {
 fn proxy_config(annotations: &Annotations, settings: &Settings) -> Result<Map<String, Value>, InjectError> {
     let mut config = Value::Object(settings.default_config.clone());
     if let Some(text) = annotations.get(CONFIG)
-        && let Some(document) = skysail_yaml::documents(text).next()
+        && let Some(document) = skysail_yaml::embedded(text)
     {
         let invalid = |problem: String| InjectError::Config(format!("annotation {CONFIG}: {problem}"));
         match document.root.map_err(|error| invalid(error.to_string()))?.to_json() {
             Value::Null => {}
+            own if own.to_string().len() > MAX_CONFIG => {
+                return Err(invalid(format!("it has more than {MAX_CONFIG} bytes as JSON")));
+            }
             own @ Value::Object(_) => merge::mapping(&mut config, &own),
             _ => return Err(invalid("it is not a mapping".to_owned())),
         }

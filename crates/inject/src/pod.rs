@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 use crate::{
     decision::{REVISION, STATUS},
     merge,
-    plan::{InjectError, NAME, NETWORK, Owner, Plan},
+    plan::{InjectError, NETWORK, Owner, Plan},
     probes, scrape,
-    settings::{Interceptor, Settings},
+    settings::{Interceptor, NAME, Settings},
     sidecar, traffic,
 };
 
@@ -37,7 +37,7 @@ pub fn inject(original: &Value, owner: &Owner, settings: &Settings) -> Result<In
     // A container of the user with the name of the sidecar overrides its fields.
     let overlay = take(&mut containers, NAME).or_else(|| take(&mut init, NAME));
     let plan = Plan::new(original, owner, overlay.as_ref(), settings)?;
-    let mut warnings = plan.warnings(&containers);
+    let mut warnings = plan.warnings(&pod, init.iter().chain(&containers));
 
     let mut proxy = sidecar::container(&plan, owner, &containers)?;
     if plan.rewrites_probes() {

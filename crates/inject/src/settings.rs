@@ -3,6 +3,9 @@
 use serde_json::{Map, Value, json};
 use skysail_core::names::{DISCOVERY_TLS_PORT, MERGED_METRICS_PORT};
 
+/// Name of the sidecar's container.
+pub(crate) const NAME: &str = "istio-proxy";
+
 /// Part that redirects connections to the sidecar.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Interceptor {
@@ -94,7 +97,7 @@ impl Settings {
     /// # Errors
     /// When the text is not YAML, or a field has a wrong type.
     pub fn apply_mesh_config(&mut self, yaml: &str) -> Result<(), MeshSettingsError> {
-        let Some(document) = skysail_yaml::documents(yaml).next() else { return Ok(()) };
+        let Some(document) = skysail_yaml::embedded(yaml) else { return Ok(()) };
         let mesh = document.root?.to_json();
         match mesh.get("defaultConfig") {
             None | Some(Value::Null) => {}

@@ -1,9 +1,14 @@
 //! The container of the sidecar and its volumes.
 
+use std::collections::HashSet;
+
 use serde_json::{Value, json};
 use skysail_core::names::{HEALTH_PORT, MERGED_METRICS_PORT, METRICS_PORT, TOKEN_AUDIENCE};
 
-use crate::plan::{InjectError, Mode, NAME, Owner, Plan};
+use crate::{
+    plan::{InjectError, Mode, Owner, Plan},
+    settings::NAME,
+};
 
 /// Folder with the trust bundle of the control plane, and its file.
 const ROOT_FOLDER: &str = "/var/run/secrets/istio";
@@ -121,11 +126,10 @@ fn environment(plan: &Plan<'_>, owner: &Owner, apps: &[Value]) -> Vec<Value> {
     variables.push(text("ISTIO_META_MESH_ID", mesh.unwrap_or(&plan.settings.trust_domain)));
     variables.push(text("TRUST_DOMAIN", &plan.settings.trust_domain));
     // What the pod determines is not replaced.
-    for variable in plan.variables() {
-        if !variables.iter().any(|known| known["name"] == variable["name"]) {
-            variables.push(variable);
-        }
-    }
+    let known: HashSet<String> =
+        variables.iter().filter_map(|known| known["name"].as_str().map(str::to_owned)).collect();
+    let is_new = |variable: &Value| variable["name"].as_str().is_none_or(|name| !known.contains(name));
+    variables.extend(plan.variables().into_iter().filter(is_new));
     variables
 }
 

@@ -1,6 +1,8 @@
 //! The init container that redirects connections to the sidecar, or that waits for the CNI plugin to do so. The options
 //! of its command are those of Istio's `istio-iptables`.
 
+use std::collections::HashSet;
+
 use serde_json::{Value, json};
 use skysail_core::names::{HEALTH_PORT, INBOUND_PORT, METRICS_PORT, OUTBOUND_PORT};
 
@@ -91,13 +93,11 @@ fn arguments(plan: &Plan<'_>, cni: bool) -> Vec<String> {
 /// Returns the ports on which connections to the pod are not redirected: those of the sidecar, and those of an annotation.
 fn excluded(status_port: u16, ports: &str) -> String {
     let own = [METRICS_PORT, HEALTH_PORT, status_port].into_iter().filter(|port| *port > 0);
-    let mut all: Vec<String> = own.map(|port| port.to_string()).collect();
-    for port in ports.split(',').map(str::trim).filter(|port| !port.is_empty()) {
-        if !all.iter().any(|known| known == port) {
-            all.push(port.to_owned());
-        }
-    }
-    all.join(",")
+    // The annotation was checked: it has ports alone.
+    let others = ports.split(',').filter_map(|port| port.trim().parse::<u16>().ok());
+    let mut known = HashSet::new();
+    let all = own.chain(others).filter(|port| known.insert(*port));
+    all.map(|port| port.to_string()).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]

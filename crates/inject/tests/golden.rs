@@ -4,13 +4,13 @@
 
 use std::{env, fs, path::Path};
 
-use skysail_inject::{Interceptor, Settings, inject_text};
+use skysail_inject::{Interceptor, Settings, inject_text, namespaces_in};
 
 /// Injects a file with settings that its name selects.
 fn check(name: &str, settings: &Settings) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let input = fs::read_to_string(folder.join(format!("{name}.yaml"))).unwrap();
-    let result = inject_text(&input, "", settings).unwrap();
+    let result = inject_text(&input, "", &namespaces_in(&input).unwrap(), settings).unwrap();
     let comments: String = result.messages.iter().map(|line| format!("# {line}\n")).collect();
     let text = format!("{comments}{}", result.text);
     let file = folder.join(format!("{name}.injected.yaml"));

@@ -6,8 +6,12 @@ fn settings() -> Settings {
     Settings::new("registry.example/skysail-proxy:1")
 }
 
+fn inject(text: &str) -> Result<InjectedText, DocumentError> {
+    inject_text(text, "", &namespaces_in(text)?, &settings())
+}
+
 fn injected(text: &str) -> InjectedText {
-    inject_text(text, "", &settings()).unwrap_or_default()
+    inject(text).unwrap_or_default()
 }
 
 fn objects(text: &str) -> Vec<Value> {
@@ -71,7 +75,7 @@ fn injecting_twice_equals_injecting_once() {
 
 #[test]
 fn errors_name_the_line() {
-    let error = |text: &str| inject_text(text, "", &settings()).err().map(|error| error.to_string());
+    let error = |text: &str| inject(text).err().map(|error| error.to_string());
     let bad = "kind: A\n---\nkind: Pod\napiVersion: v1\nmetadata:\n  name: web\n  annotations: \
                {status.sidecar.istio.io/port: x}\nspec: {containers: []}\n";
     let expected = "3: Pod web: annotation status.sidecar.istio.io/port: \"x\" is not a port";
@@ -105,4 +109,14 @@ fn labels_of_a_namespace_in_the_text_decide() {
 fn golden(file: &str) -> String {
     let path = format!("{}/tests/golden/{file}", env!("CARGO_MANIFEST_DIR"));
     std::fs::read_to_string(&path).unwrap_or_else(|error| format!("{path}: {error}"))
+}
+
+#[test]
+fn namespaces_of_other_texts_decide() {
+    let pod = format!("kind: Pod\napiVersion: v1\n{POD}").replace("{labels", "{name: p, labels");
+    let namespace = "kind: Namespace\nmetadata: {name: default, labels: {istio-injection: disabled}}\n";
+    let other = namespaces_in(namespace).unwrap_or_default();
+    let of = |namespaces| inject_text(&pod, "", namespaces, &settings()).unwrap_or_default().text;
+    assert_eq!(of(&other), pod);
+    assert_ne!(of(&Namespaces::new()), pod);
 }
