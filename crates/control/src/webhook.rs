@@ -4,10 +4,14 @@
 //! Any client may connect, as API servers usually present no certificate. An answer contains the settings of sidecars and
 //! the request itself, but no secret. Limits keep clients from exhausting the control plane.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use axum::{
-    Router,
+    Extension, Router,
     body::{Body, Bytes, HttpBody as _},
     extract::{DefaultBodyLimit, State},
     http::{Request, StatusCode, Uri},
@@ -18,13 +22,13 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use skysail_core::{
-    connections::{Admitted, Connections, Limits},
+    connections::{Connections, Limits},
     descriptors,
 };
 use skysail_inject::{Settings, review};
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
 use tokio_rustls::TlsAcceptor;
@@ -35,32 +39,36 @@ use tracing::{debug, warn};
 const MAX_BODY: usize = 8 << 20;
 /// Maximum length of a body that is read beside any number of others. Pods are shorter.
 const SMALL_BODY: u64 = 64 << 10;
-/// Maximum number of longer bodies that are read at the same time.
+/// Maximum number of connections with longer bodies, until their answers are written.
 const LONG_BODIES: usize = 8;
 /// Maximum number of requests that are answered at the same time. One continues after its client has left.
 const ANSWERS: usize = 2;
 /// Timeout of a TLS handshake, of a request's head, and of a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum duration of a connection.
-const LIFETIME: Duration = Duration::from_secs(600);
-/// Limits of connections. An API server keeps one or a few.
+/// Maximum duration of a connection, which has one request. A client that does not read its answer holds memory for as long.
+const LIFETIME: Duration = Duration::from_secs(30);
+/// Limits of connections.
 const LIMITS: Limits = Limits { total: 256, by_address: Some(64), by_identity: None, evictable: 128 };
 /// Pause after `accept` has failed.
 const RETRY: Duration = Duration::from_millis(100);
 /// Maximum length of a head in bytes.
 const MAX_HEAD: usize = 64 << 10;
 
+/// Permit for a long body, which ends with the connection.
+#[derive(Clone, Default)]
+struct HeldPermit(Arc<Mutex<Option<OwnedSemaphorePermit>>>);
+
 /// What all requests share.
 struct Webhook {
     settings: Settings,
-    long_bodies: Semaphore,
+    long_bodies: Arc<Semaphore>,
     answers: Arc<Semaphore>,
 }
 
 /// Serves the webhook; never returns.
 pub(crate) async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, settings: Settings) -> Infallible {
     warn!("skysail-proxy cannot run in an injected pod yet; see docs/injection.md");
-    let (long_bodies, answers) = (Semaphore::new(LONG_BODIES), Arc::new(Semaphore::new(ANSWERS)));
+    let (long_bodies, answers) = (Arc::new(Semaphore::new(LONG_BODIES)), Arc::new(Semaphore::new(ANSWERS)));
     let webhook = Arc::new(Webhook { settings, long_bodies, answers });
     let router = Router::new()
         .route("/inject", post(inject))
@@ -84,14 +92,14 @@ pub(crate) async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, setting
         let (acceptor, router) = (acceptor.clone(), router.clone());
         tokio::spawn(async move {
             tokio::select! {
-                _ = timeout(LIFETIME, connection(stream, acceptor, router, &admitted)) => {}
+                _ = timeout(LIFETIME, connection(stream, acceptor, router)) => {}
                 () = admitted.shed() => debug!(%from, "connection to the webhook closed in favour of another"),
             }
         });
     }
 }
 
-async fn connection(stream: TcpStream, acceptor: TlsAcceptor, router: Router, admitted: &Admitted) {
+async fn connection(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
     let stream = match timeout(TIMEOUT, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
@@ -100,18 +108,14 @@ async fn connection(stream: TcpStream, acceptor: TlsAcceptor, router: Router, ad
         }
         Err(_) => return,
     };
-    let answer = |request: Request<Incoming>| {
+    let held = HeldPermit::default();
+    let answer = |mut request: Request<Incoming>| {
         let router = router.clone();
+        request.extensions_mut().insert(held.clone());
         async move {
             let answered = timeout(TIMEOUT, router.oneshot(request.map(Body::new))).await;
             Ok::<Response, Infallible>(match answered {
-                Ok(Ok(response)) => {
-                    if response.status().is_success() {
-                        // API servers keep their connections.
-                        admitted.mark_used();
-                    }
-                    response
-                }
+                Ok(Ok(response)) => response,
                 Err(_) => StatusCode::REQUEST_TIMEOUT.into_response(),
             })
         }
@@ -119,6 +123,7 @@ async fn connection(stream: TcpStream, acceptor: TlsAcceptor, router: Router, ad
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(TIMEOUT)
+        .keep_alive(false)
         .max_buf_size(MAX_HEAD)
         .serve_connection(TokioIo::new(stream), service_fn(answer));
     if let Err(error) = served.await {
@@ -127,10 +132,18 @@ async fn connection(stream: TcpStream, acceptor: TlsAcceptor, router: Router, ad
 }
 
 /// Answers an AdmissionReview.
-async fn inject(State(webhook): State<Arc<Webhook>>, uri: Uri, request: Request<Body>) -> Response {
+async fn inject(
+    State(webhook): State<Arc<Webhook>>,
+    Extension(held): Extension<HeldPermit>,
+    uri: Uri,
+    request: Request<Body>,
+) -> Response {
     // A client that sends its body slowly does not delay the others, unless both bodies are long.
     let is_small = request.body().size_hint().exact().is_some_and(|length| length <= SMALL_BODY);
-    let _permit = if is_small { None } else { webhook.long_bodies.acquire().await.ok() };
+    if !is_small {
+        let permit = Arc::clone(&webhook.long_bodies).acquire_owned().await.ok();
+        *held.0.lock().unwrap_or_else(PoisonError::into_inner) = permit;
+    }
     let body = match axum::body::to_bytes(request.into_body(), MAX_BODY).await {
         Ok(body) => body,
         Err(_) => return (StatusCode::PAYLOAD_TOO_LARGE, "the body is too large\n").into_response(),
