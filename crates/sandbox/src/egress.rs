@@ -19,6 +19,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+use skysail_intercept::rules::{Network, Rule};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncRead, AsyncWriteExt as _, BufReader},
     net::UnixStream,
@@ -30,7 +31,7 @@ use crate::{
     descriptor,
     error::{Context as _, Error},
     networks::{BRIDGE, POD_NETWORK, SERVICE_NETWORK},
-    rules::{self, Network, Rule},
+    rules,
 };
 
 /// Networks that stay closed, and the reason. Those of the mesh come first: an address there is a pod, a Service or

@@ -29,6 +29,7 @@ use nix::{
     unistd::{Pid, Uid, getgid, getuid},
 };
 use skysail_core::stdio;
+use skysail_intercept::netlink::Socket;
 use tokio::{
     signal::unix::{SignalKind, signal},
     time::{sleep, timeout},
@@ -39,7 +40,6 @@ use crate::{
     egress::forwarder::Forwarder,
     error::{Context as _, Error},
     links,
-    netlink::Socket,
 };
 
 /// Interval at which orphans that have ended are reaped.

@@ -1,6 +1,6 @@
 //! Links, addresses and routes: a bridge in the mesh's own network namespace and a veth pair for each pod.
 //!
-//! Each step is one message of [`crate::netlink`]; source: `rtnetlink(7)`. Hardware addresses follow from the IP
+//! Each step is one message of [`skysail_intercept::netlink`]; source: `rtnetlink(7)`. Hardware addresses follow from the IP
 //! addresses, so that a neighbour's cache stays valid when an address is used again.
 
 use std::{
@@ -10,8 +10,7 @@ use std::{
 };
 
 use nix::{libc, net::if_::if_nametoindex};
-
-use crate::netlink::{Message, Socket};
+use skysail_intercept::netlink::{Message, Socket};
 
 /// Name of the bridge in the mesh's namespace.
 pub(crate) const BRIDGE: &str = "skysail0";

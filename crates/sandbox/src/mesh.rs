@@ -19,6 +19,7 @@ use std::{
 use nix::net::if_::if_nametoindex;
 use skysail_core::names::CONTROL_ADMIN_PORT;
 use skysail_identity::TokenSigner;
+use skysail_intercept::{netlink::Socket, rules::Rules};
 use skysail_source::{FileChange, Folders};
 use tokio::{
     sync::{mpsc, watch},
@@ -35,7 +36,6 @@ use crate::{
     external::{self, Allocation},
     files::{FileUpdate, Files},
     http, isolate, links,
-    netlink::Socket,
     networks::{BRIDGE, POD_NETWORK},
     objects::{Key, Objects, Workload},
     plan::{self, Pod, VirtualAddresses},
@@ -44,7 +44,7 @@ use crate::{
     programs::{self, MARK, Settings},
     progress::{PODS, SERVICES},
     publish,
-    rules::{self, Exceptions, Rules, VirtualPort},
+    rules::{self, Exceptions, VirtualPort},
     rundir::{self, Phase, PodState, ProgramState, State},
 };
 

@@ -26,6 +26,7 @@ use nix::{
 };
 use skysail_core::names::{HEALTH_PORT, TOKEN_AUDIENCE};
 use skysail_identity::TokenSigner;
+use skysail_intercept::{netlink::Socket, nftables, rules::Rules};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -37,11 +38,8 @@ use crate::{
     drain,
     error::{Context as _, Error},
     links,
-    netlink::Socket,
-    nftables,
     process::{self, FinalState, ProcessEvent, ProcessExit, Program},
     readiness::{self, Check, MonitoredProgram, ProbeAction, ProgramStatus, ProgramStatuses, RestartProbes},
-    rules::Rules,
     rundir::Handles,
     volumes::{
         Contents,

@@ -1,71 +1,14 @@
-//! Packet rules as values, before they are installed in the kernel.
+//! Packet rules of the mesh.
 //!
 //! [`interception`] is equivalent to the iptables rules of Istio's init container, but identifies the sidecar's traffic
 //! by its mark instead of its user id. [`services`] does the work of kube-proxy where no sidecar resolves virtual
 //! addresses. [`bridge`] does it for the connections that sidecars pass through, and redirects connections out of the mesh
-//! to the egress listener. [`crate::nftables`] installs the rules.
+//! to the egress listener. [`skysail_intercept::nftables`] installs the rules.
 
 use std::{collections::BTreeMap, net::Ipv4Addr, str::FromStr};
 
 use skysail_core::names::{HEALTH_PORT, INBOUND_PORT, MERGED_METRICS_PORT, METRICS_PORT, OUTBOUND_PORT};
-
-/// Condition on a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Match {
-    /// The transport protocol has this number.
-    Protocol(u8),
-    /// The sending socket has this mark.
-    Mark(u32),
-    /// The output interface is `lo`.
-    OutLoopback,
-    /// The destination is in this network.
-    To(Network),
-    /// The destination is not in this network.
-    NotTo(Network),
-    /// The source is in this network.
-    From(Network),
-    /// The destination port is this one.
-    Port(u16),
-    /// True once in `n` times, at random.
-    OneIn(u32),
-    /// A rule of this network namespace has changed the destination.
-    Translated,
-}
-
-/// Verdict on the first packet of a connection, and so on the whole connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// No change.
-    Leave,
-    /// The destination becomes this port in the same network namespace.
-    Redirect(u16),
-    /// The destination becomes this address and port.
-    To(Ipv4Addr, u16),
-    /// The source becomes this address, so that answers come back the same way.
-    From(Ipv4Addr),
-}
-
-/// A rule: the verdict applies if all conditions hold.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Rule {
-    pub(crate) conditions: Vec<Match>,
-    pub(crate) verdict: Verdict,
-}
-
-/// Rules of a network namespace: for outbound and for inbound connections, and for packets that leave it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Rules {
-    pub(crate) output: Vec<Rule>,
-    pub(crate) input: Vec<Rule>,
-    pub(crate) leaving: Vec<Rule>,
-}
-
-/// An IPv4 network, such as `10.0.0.0/8`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Network {
-    pub(crate) address: Ipv4Addr,
-    pub(crate) prefix: u8,
-}
+use skysail_intercept::rules::{Match, Network, Rule, Rules, Verdict};
 
 /// Connections of a pod that are not intercepted, by the pod's annotations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -94,33 +37,6 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 
 const ANNOTATIONS: &str = "traffic.sidecar.istio.io/";
-
-impl Network {
-    pub(crate) const fn host(address: Ipv4Addr) -> Self {
-        Self { address, prefix: 32 }
-    }
-
-    pub(crate) fn contains(self, address: Ipv4Addr) -> bool {
-        (u32::from(address) ^ u32::from(self.address)) & self.mask() == 0
-    }
-
-    /// Returns the netmask.
-    pub(crate) fn mask(self) -> u32 {
-        u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0)
-    }
-}
-
-impl FromStr for Network {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || format!("{text:?} is not an IPv4 range such as 10.0.0.0/8");
-        let (address, prefix) = text.split_once('/').unwrap_or((text, "32"));
-        let prefix: u8 = prefix.parse().map_err(|_| wrong())?;
-        let address = address.parse().map_err(|_| wrong())?;
-        if prefix > 32 { Err(wrong()) } else { Ok(Self { address, prefix }) }
-    }
-}
 
 impl Exceptions {
     /// Returns whether connections to a port of a Service are not intercepted because of its port or its address.
@@ -350,17 +266,6 @@ mod tests {
         let rules = services([port].iter());
         let chances: Vec<_> = rules.iter().map(|rule| rule.conditions.last().copied().unwrap()).collect();
         assert_eq!(chances, [Match::OneIn(3), Match::OneIn(2), Match::Port(80)]);
-    }
-
-    #[test]
-    fn networks_are_parsed() {
-        assert_eq!("10.0.0.0/8".parse::<Network>().unwrap().mask(), 0xff00_0000);
-        assert_eq!("0.0.0.0/0".parse::<Network>().unwrap().mask(), 0);
-        assert_eq!("10.0.0.1".parse::<Network>().unwrap().mask(), u32::MAX);
-        assert!("10.0.0.0/33".parse::<Network>().is_err());
-        assert!("::/0".parse::<Network>().is_err());
-        let network: Network = "10.244.0.0/16".parse().unwrap();
-        assert!(network.contains([10, 244, 255, 255].into()) && !network.contains([10, 245, 0, 0].into()));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use nix::sys::{
     socket::{getsockopt, sockopt},
 };
 use skysail_core::descriptors;
+use skysail_intercept::netlink::Socket;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     net::{TcpStream, UnixStream},
@@ -33,7 +34,6 @@ use crate::{
     error::{Context as _, Error},
     forward::{self, Failure},
     links,
-    netlink::Socket,
 };
 
 /// Maximum number of concurrent connections; further ones wait in the kernel. It is lower if the process may have few

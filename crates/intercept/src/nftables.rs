@@ -86,7 +86,7 @@ const NFTA_CT_KEY: u16 = 2;
 ///
 /// # Errors
 /// The kernel's error; `ENOENT` and `EOPNOTSUPP` mean that the kernel lacks a part of nf_tables.
-pub(crate) fn replace(socket: &mut Socket, rules: &Rules) -> io::Result<()> {
+pub fn replace(socket: &mut Socket, rules: &Rules) -> io::Result<()> {
     let mut messages = vec![bracket(libc::NFNL_MSG_BATCH_BEGIN), table(libc::NFT_MSG_NEWTABLE)];
     // The batch creates the table, deletes it and creates it again, so it works whether or not the table
     // exists.

@@ -2,7 +2,7 @@
 //!
 //! A message is a header, a fixed part and attributes that may nest (linux/netlink.h). [`Message`] builds one as bytes;
 //! [`Socket`] sends it and waits for the kernel's answer. A socket stays in the network namespace in which it was
-//! opened, also if its thread enters another one; [`crate::links`] relies on that.
+//! opened, also if its thread enters another one. The sandbox relies on that.
 
 use std::{
     io,
@@ -27,19 +27,19 @@ const HEADER: usize = 16;
 
 /// A netlink message under construction.
 #[derive(Debug, Clone)]
-pub(crate) struct Message {
+pub struct Message {
     bytes: Vec<u8>,
     acknowledged: bool,
 }
 
 impl Message {
     /// Starts a request of this type, with an acknowledgement. `flags` are added to `NLM_F_REQUEST`.
-    pub(crate) fn new(kind: u16, flags: i32) -> Self {
+    pub fn new(kind: u16, flags: i32) -> Self {
         Self::with_flags(kind, flags | libc::NLM_F_ACK, true)
     }
 
     /// Starts a request without an acknowledgement: the beginning or end of a batch, or a query.
-    pub(crate) fn unanswered(kind: u16) -> Self {
+    pub fn unanswered(kind: u16) -> Self {
         Self::with_flags(kind, 0, false)
     }
 
@@ -52,20 +52,20 @@ impl Message {
     }
 
     /// Leaves out the acknowledgement. An error is reported nevertheless.
-    pub(crate) fn quiet(mut self) -> Self {
+    pub fn quiet(mut self) -> Self {
         let flags = u16::from_ne_bytes([self.bytes[6], self.bytes[7]]);
         self.bytes[6..8].copy_from_slice(&(flags & !(libc::NLM_F_ACK as u16)).to_ne_bytes());
         Self { acknowledged: false, ..self }
     }
 
     /// Appends the fixed part, or a piece of it.
-    pub(crate) fn raw(mut self, part: &[u8]) -> Self {
+    pub fn raw(mut self, part: &[u8]) -> Self {
         self.bytes.extend_from_slice(part);
         self
     }
 
     /// Appends an attribute.
-    pub(crate) fn attribute(mut self, kind: u16, value: &[u8]) -> Self {
+    pub fn attribute(mut self, kind: u16, value: &[u8]) -> Self {
         let length = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
         self.bytes.extend_from_slice(&length.to_ne_bytes());
         self.bytes.extend_from_slice(&kind.to_ne_bytes());
@@ -75,19 +75,19 @@ impl Message {
     }
 
     /// Appends a text with the zero byte that the kernel requires.
-    pub(crate) fn text(self, kind: u16, value: &str) -> Self {
+    pub fn text(self, kind: u16, value: &str) -> Self {
         let mut bytes = value.as_bytes().to_vec();
         bytes.push(0);
         self.attribute(kind, &bytes)
     }
 
     /// Appends a number in network byte order, as nf_tables requires.
-    pub(crate) fn be32(self, kind: u16, value: u32) -> Self {
+    pub fn be32(self, kind: u16, value: u32) -> Self {
         self.attribute(kind, &value.to_be_bytes())
     }
 
     /// Appends an attribute that holds the attributes that `fill` appends.
-    pub(crate) fn nested(mut self, kind: u16, fill: impl FnOnce(Self) -> Self) -> Self {
+    pub fn nested(mut self, kind: u16, fill: impl FnOnce(Self) -> Self) -> Self {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 2]);
         self.bytes.extend_from_slice(&(kind | NESTED).to_ne_bytes());
@@ -112,19 +112,19 @@ impl Message {
 
 /// A netlink socket of one protocol in one network namespace.
 #[derive(Debug)]
-pub(crate) struct Socket {
+pub struct Socket {
     fd: OwnedFd,
     sequence: u32,
 }
 
 impl Socket {
     /// Opens a socket for links, addresses and routes in the calling thread's network namespace.
-    pub(crate) fn route() -> io::Result<Self> {
+    pub fn route() -> io::Result<Self> {
         Self::open(SockProtocol::NetlinkRoute)
     }
 
     /// Opens a socket for packet rules in the calling thread's network namespace.
-    pub(crate) fn netfilter() -> io::Result<Self> {
+    pub fn netfilter() -> io::Result<Self> {
         Self::open(SockProtocol::NetlinkNetFilter)
     }
 
@@ -142,7 +142,7 @@ impl Socket {
     ///
     /// # Errors
     /// The first error that the kernel reports.
-    pub(crate) fn request(&mut self, messages: Vec<Message>) -> io::Result<()> {
+    pub fn request(&mut self, messages: Vec<Message>) -> io::Result<()> {
         let mut waiting = messages.iter().filter(|message| message.acknowledged).count();
         let mut bytes = Vec::new();
         for message in messages {
@@ -163,7 +163,7 @@ impl Socket {
     ///
     /// # Errors
     /// The error that the kernel reports.
-    pub(crate) fn ask(&mut self, question: Message) -> io::Result<Vec<u8>> {
+    pub fn ask(&mut self, question: Message) -> io::Result<Vec<u8>> {
         self.sequence += 1;
         send(self.fd.as_raw_fd(), &question.finish(self.sequence), MsgFlags::empty())?;
         let mut buffer = vec![0; 4096];
