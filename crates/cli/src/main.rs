@@ -74,7 +74,7 @@ enum Command {
     /// Run only a control plane (the same as `skysaild`).
     Control(skysail_control::Args),
     /// Run only a sidecar (the same as `skysail-proxy`).
-    Proxy(skysail_proxy::Args),
+    Proxy(skysail_proxy::Program),
     /// Measure the cost of sidecars, gateways and the control plane on this machine.
     Bench(skysail_bench::Args),
     /// Send requests at a constant rate, or as fast as possible, and report latencies. Flags and results are Fortio's.
@@ -143,7 +143,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::Inject(args) => inject::run(&args),
         Command::Ca(args) => ca::run(args),
         Command::Control(args) => skysail_control::run(args).map(done),
-        Command::Proxy(args) => skysail_proxy::run(args).map(done),
+        Command::Proxy(program) => program.run(),
         Command::Workload(Workload::Airline(args)) => airline::run(args).map(done),
         Command::Bench(args) => skysail_bench::run(args).map(exit::of),
         Command::Load(args) => skysail_load::run(&args).map(exit::of),

@@ -6,6 +6,7 @@
 
 use std::{
     io,
+    net::IpAddr,
     os::fd::{AsRawFd as _, OwnedFd},
 };
 
@@ -172,6 +173,23 @@ impl Socket {
         count_answers(&buffer)?;
         Ok(buffer.split_off(HEADER.min(length)))
     }
+}
+
+/// Assigns an address to an interface.
+///
+/// # Errors
+/// The kernel's error; `EEXIST` if the interface has the address.
+pub fn assign(socket: &mut Socket, index: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
+    let (family, bytes) = match address {
+        IpAddr::V4(address) => (libc::AF_INET, address.octets().to_vec()),
+        IpAddr::V6(address) => (libc::AF_INET6, address.octets().to_vec()),
+    };
+    let message = Message::new(libc::RTM_NEWADDR, libc::NLM_F_CREATE | libc::NLM_F_EXCL)
+        .raw(&[family as u8, prefix, 0, libc::RT_SCOPE_UNIVERSE])
+        .raw(&index.to_ne_bytes())
+        .attribute(libc::IFA_LOCAL, &bytes)
+        .attribute(libc::IFA_ADDRESS, &bytes);
+    socket.request(vec![message])
 }
 
 /// Counts the acknowledgements in a datagram. Fails with the first error in it.

@@ -6,6 +6,9 @@
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 
+// The program with its commands.
+mod program;
+
 // Process start, command line, admin page.
 pub(crate) mod app;
 
@@ -46,3 +49,4 @@ pub mod overload;
 pub mod telemetry;
 
 pub use app::{args::Args, run};
+pub use program::Program;

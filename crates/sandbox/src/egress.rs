@@ -58,12 +58,12 @@ const MAX_NAMES: usize = 1024;
 const MAX_WAITING: usize = 1024;
 
 const fn network([a, b, c, d]: [u8; 4], prefix: u8) -> Network {
-    Network { address: Ipv4Addr::new(a, b, c, d), prefix }
+    Network { address: IpAddr::V4(Ipv4Addr::new(a, b, c, d)), prefix }
 }
 
 /// Returns why workloads may not connect to an address; `None` if they may.
 fn closed(address: Ipv4Addr) -> Option<&'static str> {
-    CLOSED.iter().find(|(network, _)| network.contains(address)).map(|(_, reason)| *reason)
+    CLOSED.iter().find(|(network, _)| network.contains(address.into())).map(|(_, reason)| *reason)
 }
 
 /// Message from the forwarder to the mesh.
@@ -156,9 +156,9 @@ impl Egress {
     pub(crate) fn rules<'a>(&self, services: impl Iterator<Item = &'a Ipv4Addr>) -> Vec<Rule> {
         let services: BTreeSet<Ipv4Addr> =
             services.copied().filter(|address| closed(*address).is_none()).collect();
-        let services = services.into_iter().map(Network::host);
+        let services = services.into_iter().map(|address| Network::host(address.into()));
         let closed = CLOSED.iter().map(|(network, _)| *network).chain(services);
-        let pods = Network { address: POD_NETWORK.0, prefix: POD_NETWORK.1 };
+        let pods = Network { address: POD_NETWORK.0.into(), prefix: POD_NETWORK.1 };
         rules::egress(closed, pods, self.port)
     }
 }

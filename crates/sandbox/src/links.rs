@@ -10,7 +10,7 @@ use std::{
 };
 
 use nix::{libc, net::if_::if_nametoindex};
-use skysail_intercept::netlink::{Message, Socket};
+use skysail_intercept::netlink::{self, Message, Socket};
 
 /// Name of the bridge in the mesh's namespace.
 pub(crate) const BRIDGE: &str = "skysail0";
@@ -98,13 +98,7 @@ pub(crate) fn is_beyond(socket: &mut Socket, address: Ipv4Addr) -> io::Result<bo
 }
 
 fn assign(socket: &mut Socket, link: &str, address: Ipv4Addr, prefix: u8) -> io::Result<()> {
-    let index = if_nametoindex(link)?.to_ne_bytes();
-    let message = Message::new(libc::RTM_NEWADDR, NEW)
-        .raw(&[libc::AF_INET as u8, prefix, 0, libc::RT_SCOPE_UNIVERSE])
-        .raw(&index)
-        .attribute(libc::IFA_LOCAL, &address.octets())
-        .attribute(libc::IFA_ADDRESS, &address.octets());
-    socket.request(vec![message])
+    netlink::assign(socket, if_nametoindex(link)?, address.into(), prefix)
 }
 
 fn up(socket: &mut Socket, link: &str) -> io::Result<()> {

@@ -44,7 +44,7 @@ use crate::{
     programs::{self, MARK, Settings},
     progress::{PODS, SERVICES},
     publish,
-    rules::{self, Exceptions, VirtualPort},
+    rules::{self, VirtualPort},
     rundir::{self, Phase, PodState, ProgramState, State},
 };
 
@@ -516,6 +516,6 @@ fn rules_of(pod: &Pod, ports: &[VirtualPort]) -> Rules {
     if !pod.intercepts() {
         return Rules { output: rules::services(ports.iter()), ..Rules::default() };
     }
-    let (exceptions, _) = Exceptions::read(&pod.annotations);
+    let (exceptions, _) = rules::exceptions(&pod.annotations);
     rules::interception(&exceptions, MARK, BRIDGE, ports)
 }

@@ -10,6 +10,7 @@ use std::{
 };
 
 use serde_json::Value;
+use skysail_intercept::interception::Exceptions;
 use skysail_model::{
     Diagnostic, Kind, ObjectKey, Origin, ProxyNode, World, api::kube::Locality, parse_with_lines,
 };
@@ -25,7 +26,7 @@ use crate::{
     objects::{Objects, Workload, encode_hash, fnv},
     plan::{self, Pod, VirtualAddresses},
     progress::SERVICES,
-    rules::{Exceptions, VirtualPort},
+    rules::{self, VirtualPort},
     rundir::{Phase, PodState, State},
 };
 
@@ -268,14 +269,14 @@ impl OfflinePod {
             sidecar: pod.sidecar,
             gateway: pod.gateway.is_some(),
             is_intercepted: pod.intercepts(),
-            exceptions: Exceptions::read(&pod.annotations).0,
+            exceptions: rules::exceptions(&pod.annotations).0,
             node: pod.node(NonZeroU32::MIN),
         }
     }
 
     /// Returns whether the sidecar intercepts connections from the pod to this address and port.
     pub fn intercepts_outbound(&self, address: Ipv4Addr, port: u16) -> bool {
-        self.is_intercepted && self.exceptions.intercept_outbound(address, port)
+        self.is_intercepted && self.exceptions.intercept_outbound(address.into(), port)
     }
 
     /// Returns whether the sidecar intercepts connections to this port of the pod.

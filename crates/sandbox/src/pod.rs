@@ -26,7 +26,11 @@ use nix::{
 };
 use skysail_core::names::{HEALTH_PORT, TOKEN_AUDIENCE};
 use skysail_identity::TokenSigner;
-use skysail_intercept::{netlink::Socket, nftables, rules::Rules};
+use skysail_intercept::{
+    netlink::Socket,
+    nftables,
+    rules::{Family, Rules},
+};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -213,7 +217,7 @@ pub(crate) fn netfilter() -> Result<Socket, Error> {
 }
 
 pub(crate) fn set_rules(netfilter: &mut Socket, rules: &Rules) -> Result<(), Error> {
-    nftables::replace(netfilter, rules).map_err(|source| {
+    nftables::replace(netfilter, &[(Family::V4, rules)]).map_err(|source| {
         let what = "packet rules (nf_tables with nat, redirect, numgen and ct)";
         missing(what, "-a nf_tables nft_chain_nat nft_redir nft_nat nft_numgen nft_ct", source)
     })

@@ -1,25 +1,16 @@
 //! Packet rules of the mesh.
 //!
-//! [`interception`] is equivalent to the iptables rules of Istio's init container, but identifies the sidecar's traffic
-//! by its mark instead of its user id. [`services`] does the work of kube-proxy where no sidecar resolves virtual
-//! addresses. [`bridge`] does it for the connections that sidecars pass through, and redirects connections out of the mesh
-//! to the egress listener. [`skysail_intercept::nftables`] installs the rules.
+//! [`interception`] are the rules of [`skysail_intercept`] for pods whose sidecar has a mark. [`services`] does the work of
+//! kube-proxy where no sidecar resolves virtual addresses. [`bridge`] does it for the connections that sidecars pass
+//! through, and redirects connections out of the mesh to the egress listener.
 
-use std::{collections::BTreeMap, net::Ipv4Addr, str::FromStr};
+use std::{collections::BTreeMap, net::Ipv4Addr};
 
 use skysail_core::names::{HEALTH_PORT, INBOUND_PORT, MERGED_METRICS_PORT, METRICS_PORT, OUTBOUND_PORT};
-use skysail_intercept::rules::{Match, Network, Rule, Rules, Verdict};
-
-/// Connections of a pod that are not intercepted, by the pod's annotations.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Exceptions {
-    include_inbound: Option<Vec<u16>>,
-    exclude_inbound: Vec<u16>,
-    include_outbound: Vec<u16>,
-    exclude_outbound: Vec<u16>,
-    include_ranges: Option<Vec<Network>>,
-    exclude_ranges: Vec<Network>,
-}
+use skysail_intercept::{
+    interception::{Exceptions, Include, Interception, List},
+    rules::{Family, Match, Network, Rule, Rules, Sender, TCP, UDP, Verdict},
+};
 
 /// A port of a Service and its backends, for connections that bypass the sidecar.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,74 +21,36 @@ pub(crate) struct VirtualPort {
     pub(crate) backends: Vec<(Ipv4Addr, u16)>,
 }
 
-const LOOPBACK: Network = Network { address: Ipv4Addr::new(127, 0, 0, 0), prefix: 8 };
-/// Source address of connections from a sidecar to its own workload, so that they are not intercepted again.
-const DELIVERED_FROM: Network = Network::host(Ipv4Addr::new(127, 0, 0, 6));
-const TCP: u8 = 6;
-const UDP: u8 = 17;
-
 const ANNOTATIONS: &str = "traffic.sidecar.istio.io/";
+/// Ports of the sidecar, whose connections are not intercepted.
+const SIDECAR_PORTS: [u16; 3] = [METRICS_PORT, HEALTH_PORT, MERGED_METRICS_PORT];
 
-impl Exceptions {
-    /// Returns whether connections to a port of a Service are not intercepted because of its port or its address.
-    fn exclude(&self, port: &VirtualPort) -> bool {
-        let contains = |range: &Network| {
-            let mask = range.mask();
-            u32::from(range.address) & mask == u32::from(port.address) & mask
-        };
-        self.exclude_outbound.contains(&port.port) || self.exclude_ranges.iter().any(contains)
-    }
-
-    /// Returns whether a connection of the pod's programs to this address is intercepted, as [`interception`] decides.
-    pub(crate) fn intercept_outbound(&self, address: Ipv4Addr, port: u16) -> bool {
-        if LOOPBACK.contains(address) || self.exclude_outbound.contains(&port) {
-            return false;
+/// Returns the connections of a pod that are not intercepted, by its annotations `traffic.sidecar.istio.io/…`. Also returns
+/// the errors as texts.
+pub(crate) fn exceptions(annotations: &BTreeMap<String, String>) -> (Exceptions, Vec<String>) {
+    let mut exceptions = Exceptions { exclude_inbound: SIDECAR_PORTS.to_vec(), ..Exceptions::default() };
+    let mut problems = Vec::new();
+    for (key, value) in annotations {
+        let Some(name) = key.strip_prefix(ANNOTATIONS) else { continue };
+        if let Err(problem) = set(&mut exceptions, name, value) {
+            problems.push(format!("annotation {key}: {problem}"));
         }
-        if self.exclude_ranges.iter().any(|range| range.contains(address)) {
-            return false;
-        }
-        let included = |ranges: &Vec<Network>| ranges.iter().any(|range| range.contains(address));
-        self.include_outbound.contains(&port) || self.include_ranges.as_ref().is_none_or(included)
     }
-
-    /// Returns whether a connection to this port of the pod is intercepted, as [`interception`] decides.
-    pub(crate) fn intercept_inbound(&self, port: u16) -> bool {
-        ![METRICS_PORT, HEALTH_PORT, MERGED_METRICS_PORT].contains(&port)
-            && !self.exclude_inbound.contains(&port)
-            && self.include_inbound.as_ref().is_none_or(|ports| ports.contains(&port))
-    }
-
-    /// Reads the annotations `traffic.sidecar.istio.io/…` of a pod. Also returns the errors as texts.
-    pub(crate) fn read(annotations: &BTreeMap<String, String>) -> (Self, Vec<String>) {
-        let mut exceptions = Self::default();
-        let mut problems = Vec::new();
-        for (key, value) in annotations {
-            let Some(name) = key.strip_prefix(ANNOTATIONS) else { continue };
-            if let Err(problem) = exceptions.set(name, value) {
-                problems.push(format!("annotation {key}: {problem}"));
-            }
-        }
-        (exceptions, problems)
-    }
-
-    fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
-        let all = value.trim() == "*";
-        match name {
-            "includeInboundPorts" => self.include_inbound = if all { None } else { Some(list(value)?) },
-            "excludeInboundPorts" => self.exclude_inbound = list(value)?,
-            "includeOutboundPorts" => self.include_outbound = list(value)?,
-            "excludeOutboundPorts" => self.exclude_outbound = list(value)?,
-            "includeOutboundIPRanges" => self.include_ranges = if all { None } else { Some(list(value)?) },
-            "excludeOutboundIPRanges" => self.exclude_ranges = list(value)?,
-            _ => return Err("is not supported here and has no effect".to_owned()),
-        }
-        Ok(())
-    }
+    (exceptions, problems)
 }
 
-fn list<T: FromStr>(value: &str) -> Result<Vec<T>, String> {
-    let items = value.split(',').map(str::trim).filter(|item| !item.is_empty());
-    items.map(|item| item.parse().map_err(|_| format!("{item:?} is not valid"))).collect()
+fn set(exceptions: &mut Exceptions, name: &str, value: &str) -> Result<(), String> {
+    let ports = || value.parse().map(|List(ports): List<u16>| ports);
+    match name {
+        "includeInboundPorts" => exceptions.include_inbound = value.parse()?,
+        "excludeInboundPorts" => exceptions.exclude_inbound.extend(ports()?),
+        "includeOutboundPorts" => exceptions.include_outbound = ports()?,
+        "excludeOutboundPorts" => exceptions.exclude_outbound = ports()?,
+        "includeOutboundIPRanges" => exceptions.include_ranges = value.parse()?,
+        "excludeOutboundIPRanges" => exceptions.exclude_ranges = value.parse::<List<_>>()?.0,
+        _ => return Err("is not supported here and has no effect".to_owned()),
+    }
+    Ok(())
 }
 
 /// Returns the rules of a pod with a sidecar whose own sockets carry `mark`. Connections to `infrastructure` are never
@@ -109,43 +62,21 @@ pub(crate) fn interception(
     infrastructure: Ipv4Addr,
     ports: &[VirtualPort],
 ) -> Rules {
-    let leave = |conditions: Vec<Match>| Rule { conditions, verdict: Verdict::Leave };
-    let tcp = |mut conditions: Vec<Match>, port| {
-        conditions.insert(0, Match::Protocol(TCP));
-        Rule { conditions, verdict: Verdict::Redirect(port) }
+    let bypasses = |port: &&VirtualPort| exceptions.bypasses(port.address.into(), port.port);
+    let mut before = vec![Rule::leave(vec![Match::To(Network::host(infrastructure.into()))])];
+    before.extend(services(ports.iter().filter(bypasses)));
+    let interception = Interception {
+        sidecar: &[Sender::Mark(mark)],
+        outbound_port: OUTBOUND_PORT,
+        inbound_port: INBOUND_PORT,
+        exceptions,
+        before,
     };
-    let mut output = vec![
-        leave(vec![Match::From(DELIVERED_FROM)]),
-        // The sidecar calls its own pod through a Service: the call is inbound like any other.
-        tcp(vec![Match::Mark(mark), Match::OutLoopback, Match::NotTo(LOOPBACK)], INBOUND_PORT),
-        leave(vec![Match::Mark(mark)]),
-        leave(vec![Match::OutLoopback]),
-        leave(vec![Match::To(LOOPBACK)]),
-        leave(vec![Match::To(Network::host(infrastructure))]),
-    ];
-    output.extend(services(ports.iter().filter(|port| exceptions.exclude(port))));
-    output.extend(exceptions.exclude_outbound.iter().map(|port| leave(vec![Match::Port(*port)])));
-    output.extend(exceptions.exclude_ranges.iter().map(|range| leave(vec![Match::To(*range)])));
-    output
-        .extend(exceptions.include_outbound.iter().map(|port| tcp(vec![Match::Port(*port)], OUTBOUND_PORT)));
-    match &exceptions.include_ranges {
-        None => output.push(tcp(vec![], OUTBOUND_PORT)),
-        Some(ranges) => {
-            output.extend(ranges.iter().map(|range| tcp(vec![Match::To(*range)], OUTBOUND_PORT)));
-        }
-    }
+    let mut rules = interception.rules(Family::V4);
     // Connections that are not intercepted: UDP, and TCP outside the included ranges.
-    let left = |port: &&VirtualPort| port.udp || exceptions.include_ranges.is_some();
-    output.extend(services(ports.iter().filter(left).filter(|port| !exceptions.exclude(port))));
-
-    let own = [METRICS_PORT, HEALTH_PORT, MERGED_METRICS_PORT];
-    let mut input: Vec<Rule> =
-        own.iter().chain(&exceptions.exclude_inbound).map(|port| leave(vec![Match::Port(*port)])).collect();
-    match &exceptions.include_inbound {
-        None => input.push(tcp(vec![], INBOUND_PORT)),
-        Some(ports) => input.extend(ports.iter().map(|port| tcp(vec![Match::Port(*port)], INBOUND_PORT))),
-    }
-    Rules { output, input, leaving: Vec::new() }
+    let left = |port: &&VirtualPort| port.udp || exceptions.include_ranges != Include::All;
+    rules.output.extend(services(ports.iter().filter(left).filter(|port| !bypasses(port))));
+    rules
 }
 
 /// Returns rules that send connections for virtual addresses to a backend, each with the same probability.
@@ -156,7 +87,7 @@ pub(crate) fn services<'a>(ports: impl Iterator<Item = &'a VirtualPort>) -> Vec<
             let left = u32::try_from(port.backends.len() - index).unwrap_or(1);
             let protocol = if port.udp { UDP } else { TCP };
             let mut conditions = vec![
-                Match::To(Network::host(port.address)),
+                Match::To(Network::host(port.address.into())),
                 Match::Protocol(protocol),
                 Match::Port(port.port),
             ];
@@ -181,10 +112,8 @@ pub(crate) fn bridge(ports: &[VirtualPort], own: Ipv4Addr, egress: Vec<Rule>) ->
 /// Returns rules that redirect TCP connections from `pods` to a port of the bridge's namespace, except those to
 /// `closed` networks.
 pub(crate) fn egress(closed: impl Iterator<Item = Network>, pods: Network, port: u16) -> Vec<Rule> {
-    let leave = |network| Rule { conditions: vec![Match::To(network)], verdict: Verdict::Leave };
-    let mut rules: Vec<Rule> = closed.map(leave).collect();
-    let conditions = vec![Match::Protocol(TCP), Match::From(pods)];
-    rules.push(Rule { conditions, verdict: Verdict::Redirect(port) });
+    let mut rules: Vec<Rule> = closed.map(|network| Rule::leave(vec![Match::To(network)])).collect();
+    rules.push(Rule::redirect(vec![Match::From(pods)], port));
     rules
 }
 
@@ -204,8 +133,8 @@ mod tests {
             ]
             .map(|(key, value)| (key.to_owned(), value.to_owned())),
         );
-        let (exceptions, problems) = Exceptions::read(&annotations);
-        assert_eq!(exceptions.exclude_inbound, [22, 9000]);
+        let (exceptions, problems) = exceptions(&annotations);
+        assert_eq!(exceptions.exclude_inbound, [15090, 15021, 15020, 22, 9000]);
         assert_eq!(exceptions.exclude_ranges, ["10.1.0.0/16".parse().unwrap()]);
         assert_eq!(problems.len(), 2, "{problems:?}");
         assert!(problems[0].contains("excludeOutboundPorts"));
@@ -217,8 +146,8 @@ mod tests {
     #[test]
     fn only_included_ports_and_ranges_are_intercepted() {
         let mut exceptions = Exceptions::default();
-        exceptions.set("includeInboundPorts", "8080").unwrap();
-        exceptions.set("includeOutboundIPRanges", "").unwrap();
+        set(&mut exceptions, "includeInboundPorts", "8080").unwrap();
+        set(&mut exceptions, "includeOutboundIPRanges", "").unwrap();
         let rules = interception(&exceptions, 1, Ipv4Addr::LOCALHOST, &[]);
         let last = rules.input.last().unwrap();
         assert_eq!(last.conditions, [Match::Protocol(TCP), Match::Port(8080)]);
@@ -235,7 +164,7 @@ mod tests {
         // Returns the backends, and whether their rules precede the redirection of all other connections.
         let backends = |annotations: &[(&str, &str)]| {
             let mut exceptions = Exceptions::default();
-            annotations.iter().for_each(|(name, value)| exceptions.set(name, value).unwrap());
+            annotations.iter().for_each(|(name, value)| set(&mut exceptions, name, value).unwrap());
             let rules = interception(&exceptions, 1, Ipv4Addr::LOCALHOST, &ports).output;
             let all =
                 Rule { conditions: vec![Match::Protocol(TCP)], verdict: Verdict::Redirect(OUTBOUND_PORT) };
@@ -264,7 +193,7 @@ mod tests {
         let backends = [1, 2, 3].map(|last| (Ipv4Addr::new(10, 244, 0, last), 8080)).to_vec();
         let port = VirtualPort { address: Ipv4Addr::new(10, 96, 0, 1), port: 80, udp: false, backends };
         let rules = services([port].iter());
-        let chances: Vec<_> = rules.iter().map(|rule| rule.conditions.last().copied().unwrap()).collect();
+        let chances: Vec<_> = rules.iter().map(|rule| rule.conditions.last().cloned().unwrap()).collect();
         assert_eq!(chances, [Match::OneIn(3), Match::OneIn(2), Match::Port(80)]);
     }
 

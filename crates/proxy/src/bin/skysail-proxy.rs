@@ -1,5 +1,7 @@
 //! `skysail-proxy` as a standalone program.
 
+use std::process::ExitCode;
+
 use clap::Parser as _;
 
 /// Sidecar proxy: carries a workload's inbound and outbound traffic.
@@ -7,9 +9,9 @@ use clap::Parser as _;
 #[command(version)]
 struct Cli {
     #[command(flatten)]
-    args: skysail_proxy::Args,
+    program: skysail_proxy::Program,
 }
 
-fn main() -> anyhow::Result<()> {
-    skysail_proxy::run(Cli::parse().args)
+fn main() -> anyhow::Result<ExitCode> {
+    Cli::parse().program.run().map(ExitCode::from)
 }

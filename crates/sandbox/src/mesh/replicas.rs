@@ -26,8 +26,7 @@ use crate::{
     plan::Pod,
     pod::{PodCommand, PodConfig, PodHandle},
     programs::{self, GRACE, Programs},
-    progress, proxy_metadata,
-    rules::Exceptions,
+    progress, proxy_metadata, rules,
     rundir::{CLAIMS, Phase, PodState},
     volumes::{self, Contents, DEFAULT_SIZE, VolumeKind, store::VolumeSetup},
 };
@@ -191,7 +190,7 @@ impl Mesh {
         let key = (pod.namespace.clone(), pod.name.clone());
         let folder = self.settings.folder.join("pods").join(&key.0).join(&key.1);
         let logs = self.settings.folder.join("logs").join(&key.0).join(&key.1);
-        let (_, mut problems) = Exceptions::read(&pod.annotations);
+        let (_, mut problems) = rules::exceptions(&pod.annotations);
         problems.extend(proxy_metadata::annotated(&pod.annotations).1);
         if pod.sidecar {
             problems.extend(proxy_metadata::of_variables(&pod.settings.variables).1);
