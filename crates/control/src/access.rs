@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fmt, str::FromStr, sync::Arc};
 
 use axum::{
     extract::{ConnectInfo, Request, State},
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, Method, StatusCode, header},
     middleware::Next,
     response::{IntoResponse as _, Response},
 };
@@ -94,25 +94,26 @@ impl Access {
         )))
     }
 
-    /// Authorizes callers in the own network namespace, and reads with a token. Returns the identity of a caller with a
-    /// token.
-    fn check(
+    /// Authorizes callers in the own network namespace (`local`), and reads with a token. Returns the identity of a caller
+    /// with a token.
+    async fn check(
         &self,
-        ends: ConnectionAddresses,
-        request: &Request,
+        local: Result<(), Refusal>,
+        method: &Method,
+        headers: &HeaderMap,
     ) -> Result<Option<SpiffeId>, (StatusCode, String)> {
-        match ends.check(request) {
+        match local {
             Ok(()) => Ok(None),
-            Err(Refusal::Elsewhere) if !request.method().is_safe() => {
+            Err(Refusal::Elsewhere) if !method.is_safe() => {
                 let message = "changes are accepted from the control plane's own machine or pod only; use port forwarding";
                 Err((StatusCode::FORBIDDEN, message.to_owned()))
             }
-            Err(Refusal::Elsewhere) => self.check_token(request.headers()).map(Some),
+            Err(Refusal::Elsewhere) => self.check_token(headers).await.map(Some),
             Err(refusal) => Err((StatusCode::FORBIDDEN, refusal.to_string())),
         }
     }
 
-    fn check_token(&self, headers: &HeaderMap) -> Result<SpiffeId, (StatusCode, String)> {
+    async fn check_token(&self, headers: &HeaderMap) -> Result<SpiffeId, (StatusCode, String)> {
         let refused = |status, message| {
             count(&self.metrics.authentication_failures);
             (status, message)
@@ -120,7 +121,7 @@ impl Access {
         let unauthorized = |status: Status| refused(StatusCode::UNAUTHORIZED, status.message().to_owned());
         let token = bearer(headers).map_err(unauthorized)?;
         let token = token.ok_or_else(|| refused(StatusCode::UNAUTHORIZED, token_required()))?;
-        let id = self.authentication.verify_token(token).map_err(unauthorized)?.id;
+        let id = self.authentication.confirm_token(token).await.map_err(unauthorized)?.id;
         if self.allows(&id) {
             return Ok(id);
         }
@@ -152,7 +153,8 @@ pub(crate) async fn guard(
     let path = request.uri().path_and_query().map(ToString::to_string).unwrap_or_default();
     let address = ends.remote.to_canonical().to_string();
     let (page, address) = (ExternalText(&path), ExternalText(&address));
-    match access.check(ends, &request) {
+    let local = ends.check(&request);
+    match access.check(local, request.method(), request.headers()).await {
         Ok(reader) => {
             if let Some(id) = reader {
                 let identity = id.to_string();

@@ -24,7 +24,8 @@ use skysail_core::{
     trim,
 };
 use skysail_identity::{Authority, Live, rotation::Lifetimes};
-use skysail_kubernetes::{Cluster, WatchedKind};
+use skysail_inject::SYSTEM_NAMESPACES;
+use skysail_kubernetes::{ApiServer, Cluster, WatchedKind};
 use skysail_model::api::Kind;
 use skysail_source::{FileChange, Folders};
 use skysail_xds::{certificates::CertificateService, limits::Limits, server::DiscoveryService};
@@ -46,6 +47,7 @@ use crate::{
     publish::{Compiler, PublishSettings, Publisher, ScopeLimits},
     resolve::{DnsCache, Lookups},
     serving::{self, ServerCertificate},
+    token_reviews::TokenReviews,
     tokens::TokenKeys,
     webhook,
 };
@@ -81,7 +83,7 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         }
     };
     let (trigger, shutdown) = shutdown::channel();
-    let certificate = plane.listen(shutdown)?;
+    let certificate = plane.listen(shutdown).await?;
     plane.start_background_tasks(sources, certificate);
     let signal = terminate.await?;
     info!(signal, "shutting down");
@@ -105,6 +107,8 @@ struct ControlPlane {
     prefetch: Arc<PrefetchHistory>,
     publisher: Arc<Publisher>,
     authority: Arc<AuthorityManager>,
+    /// The API server of the cluster, if one is watched.
+    server: Option<ApiServer>,
 }
 
 impl ControlPlane {
@@ -121,9 +125,14 @@ impl ControlPlane {
         let mut folders = Folders::new(&paths)?;
         // All objects are read before the first client connects. Otherwise a restart would delete resources for a moment.
         let mut objects = folders.scan();
-        let mut cluster = connect(&args, paths.len()).await?;
-        if let Some(cluster) = &mut cluster {
-            objects.extend(cluster.initial().await?);
+        let server = match args.watches_cluster() {
+            true => Some(ApiServer::new(args.kubeconfig.as_deref()).await?),
+            false => None,
+        };
+        let mut cluster = None;
+        if let Some(server) = &server {
+            let watched = cluster.insert(Cluster::watch(server, &watched_kinds(), paths.len()).await?);
+            objects.extend(watched.initial().await?);
         }
         publisher.apply(objects);
         if let Some(lookups) = lookups {
@@ -138,22 +147,23 @@ impl ControlPlane {
         let authority = Arc::new(authority);
         let prefetch = Arc::new(PrefetchHistory::open(args.state_dir.as_deref()));
         Ok((
-            Self { args, metrics, audit, dns_cache, key_sets, prefetch, publisher, authority },
+            Self { args, metrics, audit, dns_cache, key_sets, prefetch, publisher, authority, server },
             Sources { folders, cluster },
         ))
     }
 
     /// Opens all ports and starts their services. Returns the control plane's own certificate; the caller starts its
     /// renewal.
-    fn listen(&self, shutdown: Shutdown) -> anyhow::Result<ServerCertificate> {
+    async fn listen(&self, shutdown: Shutdown) -> anyhow::Result<ServerCertificate> {
         let Self { args, audit, .. } = self;
         let token_keys = TokenKeys {
             key: args.token_key.clone(),
             jwks: args.token_jwks.clone(),
+            server: self.token_server().cloned(),
             issuers: args.token_issuer.clone(),
             verifier: Live::empty(),
         };
-        let key_files = token_keys.load()?;
+        let key_texts = token_keys.load().await?;
         let authentication = new_authentication(args, &token_keys, &self.publisher);
         let trust_domain = authentication.trust_domain();
         let injection = args.injection.settings(&args.cluster_id, &trust_domain)?;
@@ -173,13 +183,19 @@ impl ControlPlane {
         ));
         self.listen_for_proxies(&certificate, authentication, &pages, &access, shutdown)?;
         let admin = bind(args, args.admin_port, "admin")?;
-        tokio::spawn(token_keys.follow(key_files, Arc::clone(audit)));
+        tokio::spawn(token_keys.follow(key_texts, Arc::clone(audit)));
         tokio::spawn(admin::serve(admin, pages, access));
         if let Some(settings) = injection {
             let listener = bind(args, args.injection.injection_port, "sidecar injection (TLS)")?;
             tokio::spawn(webhook::serve(listener, certificate.webhook_config()?, settings));
         }
         Ok(certificate)
+    }
+
+    /// Returns the API server that decides about tokens: that of the cluster, unless keys are given.
+    fn token_server(&self) -> Option<&ApiServer> {
+        let Args { token_key, token_jwks, .. } = &self.args;
+        self.server.as_ref().filter(|_| token_key.is_none() && token_jwks.is_none())
     }
 
     /// Opens the TLS port, and the plain-text port if it is enabled.
@@ -239,7 +255,16 @@ impl ControlPlane {
         tokio::spawn(Arc::clone(&self.dns_cache).write_changes());
         tokio::spawn(Arc::clone(&self.key_sets).write_changes());
         tokio::spawn(certificate.renew());
-        tokio::spawn(publish_roots(authority.subscribe(), Arc::clone(publisher)));
+        let (roots, distributed) = watch::channel(authority.current().roots_pem().to_owned());
+        tokio::spawn(publish_roots(authority.subscribe(), Arc::clone(publisher), roots));
+        // Injected pods mount the trust bundle, and the API server calls the webhook.
+        if let Some(server) = &self.server
+            && self.args.injection.injection_image.is_some()
+        {
+            let (server, revision) = (server.clone(), self.args.injection.injection_revision.clone());
+            tokio::spawn(server.clone().distribute_roots(distributed.clone(), &SYSTEM_NAMESPACES));
+            tokio::spawn(async move { server.keep_ca_bundles(distributed, &revision).await });
+        }
         tokio::spawn(Arc::clone(authority).run());
         tokio::spawn(release_memory(Arc::clone(publisher)));
         tokio::spawn(Arc::clone(publisher).follow_health_reports());
@@ -317,7 +342,9 @@ fn new_authentication(args: &Args, token_keys: &TokenKeys, publisher: &Publisher
     };
     let platform = Arc::clone(&publisher.platform);
     let verifier = Arc::clone(&token_keys.verifier);
+    let reviews = token_keys.server.clone().map(TokenReviews::new);
     let authentication = Authentication::new(verifier, settings, platform, Arc::clone(&publisher.metrics));
+    let authentication = authentication.with_reviews(reviews);
     let (domain, mesh) = (authentication.trust_domain(), publisher.platform.trust_domains().own.clone());
     if domain != mesh {
         warn!(
@@ -339,9 +366,14 @@ async fn record_authority_changes(manager: Arc<AuthorityManager>, audit: Arc<Aud
 }
 
 /// Publishes the authority's roots when they change.
-async fn publish_roots(mut authority: watch::Receiver<Arc<Authority>>, publisher: Arc<Publisher>) {
+async fn publish_roots(
+    mut authority: watch::Receiver<Arc<Authority>>,
+    publisher: Arc<Publisher>,
+    distributed: watch::Sender<String>,
+) {
     while authority.changed().await.is_ok() {
         let roots = authority.borrow_and_update().roots_pem().to_owned();
+        distributed.send_replace(roots.clone());
         let publisher = Arc::clone(&publisher);
         let _ = tokio::task::spawn_blocking(move || publisher.set_roots(&roots)).await;
     }
@@ -362,18 +394,11 @@ async fn watch_configuration(folders: Folders, publisher: Arc<Publisher>) {
     }
 }
 
-/// Connects to the cluster, if one is to be watched.
-async fn connect(args: &Args, layer: usize) -> anyhow::Result<Option<Cluster>> {
-    if !args.kubernetes && args.kubeconfig.is_none() {
-        return Ok(None);
-    }
+/// Returns the kinds of the cluster's objects to watch.
+fn watched_kinds() -> Vec<WatchedKind> {
     // The workloads of other kinds are known by their pods.
-    let kinds: Vec<WatchedKind> = Kind::ALL
-        .iter()
-        .filter(|kind| !matches!(kind.group(), "apps" | "batch"))
-        .map(|kind| WatchedKind { group: kind.group(), kind: kind.as_str() })
-        .collect();
-    Ok(Some(Cluster::connect(args.kubeconfig.as_deref(), &kinds, layer).await?))
+    let kinds = Kind::ALL.iter().filter(|kind| !matches!(kind.group(), "apps" | "batch"));
+    kinds.map(|kind| WatchedKind { group: kind.group(), kind: kind.as_str() }).collect()
 }
 
 /// Applies changes of the objects of a cluster.

@@ -66,7 +66,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// Public key (PEM, EC P-256 or RSA) of the issuer of service account tokens; watched. Without this and
-    /// --token-jwks, no token is accepted.
+    /// --token-jwks, the tokens of the watched cluster are accepted, which its API server confirms (TokenReview).
     #[arg(long, value_name = "FILE")]
     pub token_key: Option<PathBuf>,
     /// Public keys of the issuer of service account tokens as a JSON Web Key Set, such as /openid/v1/jwks of a
@@ -220,6 +220,11 @@ impl InjectionArgs {
 }
 
 impl Args {
+    /// Returns whether the objects of a cluster are watched.
+    pub(crate) fn watches_cluster(&self) -> bool {
+        self.kubernetes || self.kubeconfig.is_some()
+    }
+
     /// Returns the limits of discovery clients.
     pub(crate) fn limits(&self) -> Limits {
         let names = (self.discovery_identity_names as usize) << 20;

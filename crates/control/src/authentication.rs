@@ -4,6 +4,7 @@
 //! - If a call has a token, only the token counts: a valid certificate does not replace a refused token.
 //! - A certificate records the time and the pod of its last token ([`Origin`]). It can be renewed without a token only
 //!   within `--token-interval` after that token, and in its own trust domain. The end of the pod ends renewals.
+//! - In a cluster, the API server confirms each token ([`TokenReviews`]).
 //! - A pod that is known to have ended is refused: the pod of the credential, else the pod at the address of the call.
 
 use std::{
@@ -22,7 +23,7 @@ use skysail_xds::{
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 use tonic::{
-    Extensions, Status,
+    Extensions, Request, Status,
     codegen::http::{HeaderMap, header::AUTHORIZATION},
     transport::server::{Connected, TcpConnectInfo, TlsConnectInfo},
 };
@@ -32,6 +33,7 @@ use crate::{
     audit::{AuditEvent, AuditLog, ExternalText},
     metrics::{Metrics, count},
     platform::{Platform, PodRef},
+    token_reviews::TokenReviews,
 };
 
 /// Connection data of a call over TLS.
@@ -53,6 +55,8 @@ pub(crate) struct AuthenticationSettings {
 /// Authenticates callers.
 pub(crate) struct Authentication {
     tokens: Arc<Live<Verifier>>,
+    /// Confirms tokens, if the control plane watches a cluster.
+    reviews: Option<TokenReviews>,
     settings: AuthenticationSettings,
     platform: Arc<Platform>,
     metrics: Arc<Metrics>,
@@ -118,7 +122,13 @@ impl Authentication {
         platform: Arc<Platform>,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { tokens, settings, platform, metrics, refusal_lines: Throttle::new(Duration::from_secs(1)) }
+        let refusal_lines = Throttle::new(Duration::from_secs(1));
+        Self { tokens, reviews: None, settings, platform, metrics, refusal_lines }
+    }
+
+    /// Has tokens confirmed.
+    pub(crate) fn with_reviews(self, reviews: Option<TokenReviews>) -> Self {
+        Self { reviews, ..self }
     }
 
     /// Returns the trust domain of principals with a token.
@@ -173,10 +183,10 @@ impl Authentication {
     }
 
     /// Verifies a token and returns its principal.
-    pub(crate) fn verify_token(&self, token: &str) -> Result<Principal, Status> {
+    fn verify_token(&self, token: &str) -> Result<Principal, Status> {
         let Some(verifier) = self.tokens.get() else {
             return Err(Status::unauthenticated(
-                "tokens are not accepted: the control plane has neither --token-key nor --token-jwks",
+                "tokens are not accepted: the control plane has neither --token-key nor --token-jwks, and watches no cluster",
             ));
         };
         let account = verifier.verify(token).map_err(|error| Status::unauthenticated(error.to_string()))?;
@@ -262,13 +272,43 @@ impl Authentication {
     /// Authenticates the caller of a call.
     fn caller(&self, headers: &HeaderMap, known: &Extensions) -> Result<Caller, Status> {
         let Some(info) = known.get::<TlsInfo>() else { return Ok(Caller::Unauthenticated) };
-        let principal = self.authenticate(info, headers).inspect_err(|refused| {
-            count(&self.metrics.authentication_failures);
-            if let Some(more) = self.refusal_lines.admit(Instant::now()) {
-                warn!(address = address(known), reason = refused.message(), more, "caller refused");
-            }
-        })?;
+        let principal = self.authenticate(info, headers);
+        let principal = principal.inspect_err(|refused| self.report_refusal(known, refused))?;
         Ok(Caller::Authenticated(Arc::new(principal)))
+    }
+
+    /// Returns the caller of an admitted call. The API server confirms its token, if it has one.
+    ///
+    /// # Errors
+    /// The API server refuses the token.
+    pub(crate) async fn confirmed<T>(&self, call: &Request<T>) -> Result<Caller, Status> {
+        let caller = caller(call.extensions())?;
+        if let (Some(reviews), Caller::Authenticated(principal)) = (&self.reviews, &caller)
+            && let Some(token) = bearer(call.metadata().as_ref())?
+        {
+            let confirmed = reviews.confirm(token, &principal.id).await;
+            confirmed.inspect_err(|refused| self.report_refusal(call.extensions(), refused))?;
+        }
+        Ok(caller)
+    }
+
+    /// Verifies a token and has it confirmed. Returns its principal.
+    ///
+    /// # Errors
+    /// The token is refused.
+    pub(crate) async fn confirm_token(&self, token: &str) -> Result<Principal, Status> {
+        let principal = self.verify_token(token)?;
+        if let Some(reviews) = &self.reviews {
+            reviews.confirm(token, &principal.id).await?;
+        }
+        Ok(principal)
+    }
+
+    fn report_refusal(&self, known: &Extensions, refused: &Status) {
+        count(&self.metrics.authentication_failures);
+        if let Some(more) = self.refusal_lines.admit(Instant::now()) {
+            warn!(address = address(known), reason = refused.message(), more, "caller refused");
+        }
     }
 }
 
@@ -333,7 +373,7 @@ fn too_many_connections(identity: &str, limit: usize) -> Status {
 }
 
 /// Returns the caller of an admitted call.
-pub(crate) fn caller(extensions: &Extensions) -> Result<Caller, Status> {
+fn caller(extensions: &Extensions) -> Result<Caller, Status> {
     let caller = extensions.get::<Caller>().cloned();
     caller.ok_or_else(|| Status::internal("internal error: the call was not authenticated"))
 }

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use crate::{
     audit::{AuditEvent, AuditLog, ExternalText},
-    authentication::{Authentication, Caller, Grant, Principal, caller},
+    authentication::{Authentication, Caller, Grant, Principal},
     authority::AuthorityManager,
     metrics::{Metrics, count},
     rate_limit::{Rate, TokenBuckets},
@@ -106,8 +106,8 @@ impl CertificateSigner {
         }
     }
 
-    fn sign(&self, call: &Request<IstioCertificateRequest>) -> Result<PendingCertificate, Status> {
-        let Caller::Authenticated(principal) = caller(call.extensions())? else {
+    async fn sign(&self, call: &Request<IstioCertificateRequest>) -> Result<PendingCertificate, Status> {
+        let Caller::Authenticated(principal) = self.authentication.confirmed(call).await? else {
             return Err(Status::unauthenticated("certificates are signed on the TLS port only"));
         };
         self.quota
@@ -175,8 +175,7 @@ impl Signer for CertificateSigner {
     ) -> Result<Vec<String>, Status> {
         count(&self.metrics.certificate_requests);
         let address = address(request.extensions());
-        let signed = self.sign(&request);
-        let issued = match signed {
+        let issued = match self.sign(&request).await {
             Ok(pending) => self.issue(pending, &address).await,
             Err(status) => Err(status),
         };

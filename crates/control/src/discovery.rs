@@ -27,7 +27,7 @@ use crate::{
     access::Access,
     admin::Pages,
     audit::{AuditEvent, AuditLog, ExternalText},
-    authentication::{Authentication, Caller, Principal, caller, peer_address},
+    authentication::{Authentication, Caller, Principal, peer_address},
     debug,
     metrics::count,
     platform::PodRef,
@@ -76,7 +76,7 @@ impl Discovery {
 
     /// Authenticates the caller and authorizes the node that it declares. Returns the client and the future that ends
     /// its access.
-    fn authorize_client(
+    async fn authorize_client(
         &self,
         node: Node,
         form: Form,
@@ -84,7 +84,7 @@ impl Discovery {
     ) -> Result<(NewClient, Ended), Status> {
         let version = version(&node);
         let mut node = self.parse_node(node).map_err(Status::invalid_argument)?;
-        let principal = match caller(call.extensions())? {
+        let principal = match self.authentication.confirmed(call).await? {
             Caller::Unauthenticated => None,
             Caller::Authenticated(principal) => Some(principal),
         };
@@ -148,7 +148,7 @@ impl Views for Discovery {
     async fn connect(&self, node: Node, form: Form, call: Request<()>) -> Result<View, Status> {
         let id = node.id[..node.id.floor_char_boundary(MAX_ID)].to_owned();
         let address = address(call.extensions());
-        let view = match self.authorize_client(node, form, &call) {
+        let view = match self.authorize_client(node, form, &call).await {
             Ok((client, ended)) => self.subscribe(client, ended).await,
             Err(refused) => Err(refused),
         };
@@ -166,15 +166,16 @@ impl Views for Discovery {
         })
     }
 
-    fn debug_response(
+    async fn debug_response(
         &self,
         debug_request: &DebugRequest,
         call: &Request<()>,
     ) -> Result<DiscoveryResponse, Status> {
         let address = address(call.extensions());
         let debug_type = debug_request.to_string();
+        let caller = self.authentication.confirmed(call).await;
         let answer = || {
-            let Caller::Authenticated(principal) = caller(call.extensions())? else {
+            let Caller::Authenticated(principal) = caller? else {
                 return Err(Status::unauthenticated("debug types are served on the TLS port only"));
             };
             let id = &principal.id;

@@ -5,7 +5,7 @@
 //! | Step | Modules |
 //! |---|---|
 //! | Settings | [`args`] |
-//! | Input | `skysail_source` (watched files), `resolve` (DNS), `jwks` (key sets), `authority`, `tokens` (token keys) |
+//! | Input | `skysail_source` (watched files), `resolve` (DNS), `jwks` (key sets), `authority`, `tokens` (token keys), `token_reviews` (TokenReview) |
 //! | Publication | `publish` (World, scopes, views, connected proxies), `prefetch` (virtual hosts by identity) |
 //! | Authentication | `authentication` (principals), `platform` (pods and trust domains) |
 //! | Services | `discovery`, `debug` (Istio's debug types), `certificates` |
@@ -38,6 +38,7 @@ mod rate_limit;
 mod resolve;
 mod serving;
 mod state_file;
+mod token_reviews;
 mod tokens;
 mod webhook;
 

@@ -10,10 +10,18 @@ mod support;
 use std::time::Duration;
 
 use cluster::TestCluster;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use k8s_openapi::api::core::v1::ServiceAccount;
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams},
+};
 use serde_json::json;
-use support::{Control, Folder};
+use skysail_core::SpiffeId;
+use skysail_identity::KeyAndCsr;
+use skysail_xds::{certificates::create_certificate, istio::IstioCertificateRequest};
+use support::{Control, Folder, bearer, certificate_by, connect};
 use tokio::time::timeout;
+use tonic::Status;
 
 /// Waits until a page of an object is as expected.
 async fn until(control: &Control, path: &str, is_it: impl Fn(u16, &str) -> bool) {
@@ -51,6 +59,43 @@ async fn objects_of_a_cluster_are_those_of_the_mesh() {
     until(&control, "/debug/config_errors", |_, body| body.contains(&file)).await;
     test.services().delete("after", &DeleteParams::default()).await.unwrap();
     until(&control, &page("after"), |status, _| status == 404).await;
+}
+
+/// Requests a certificate with a token.
+async fn request_with(control: &Control, folder: &Folder, token: &str) -> Result<Vec<String>, Status> {
+    let csr = KeyAndCsr::generate(None).unwrap().csr_pem;
+    let request = IstioCertificateRequest { csr, ..IstioCertificateRequest::default() };
+    create_certificate(connect(control, folder).await, bearer(token), request).await
+}
+
+#[tokio::test]
+async fn tokens_of_a_cluster_are_accepted_while_the_api_server_confirms_them() {
+    let Some(test) = TestCluster::start().await else { return };
+    let folder = Folder::new();
+    let control = folder.start_with("0", &["--kubeconfig", test.file.to_str().unwrap()]).await;
+    let token = test.token(&["istio-ca"]).await;
+    let (_, identity) = certificate_by(&control, &folder, &token).await;
+    assert_eq!(identity.peer.spiffe, Some(SpiffeId::new("cluster.local", &test.namespace, "default")));
+
+    let refused = request_with(&control, &folder, &test.token(&["other"]).await).await.unwrap_err();
+    assert!(refused.message().contains("InvalidAudience"), "{refused}");
+    let foreign = request_with(&control, &folder, &folder.token("default")).await.unwrap_err();
+    assert!(foreign.message().contains("no known key"), "{foreign}");
+
+    // A verdict holds for a minute, so this token is new.
+    let token = test.token(&["istio-ca"]).await;
+    let accounts = Api::<ServiceAccount>::namespaced(test.client.clone(), &test.namespace);
+    accounts.delete("default", &DeleteParams::default()).await.unwrap();
+    let refused = async {
+        loop {
+            match request_with(&control, &folder, &token).await {
+                Err(refused) => return refused,
+                Ok(_) => tokio::task::yield_now().await,
+            }
+        }
+    };
+    let refused = timeout(Duration::from_secs(120), refused).await.unwrap();
+    assert!(refused.message().contains("the API server refuses the token: "), "{refused}");
 }
 
 #[tokio::test]

@@ -254,7 +254,7 @@ impl Authority {
 }
 
 /// Returns the SHA-256 of bytes, hexadecimal.
-fn sha256(bytes: &[u8]) -> String {
+pub fn sha256(bytes: &[u8]) -> String {
     use rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256 as SUITE;
     let digest = SUITE.tls13().map(|suite| suite.common.hash_provider.hash(bytes));
     digest.iter().flat_map(|digest| digest.as_ref()).map(|byte| format!("{byte:02x}")).collect()

@@ -40,7 +40,7 @@ pub mod tls;
 pub mod token;
 pub mod token_signer;
 
-pub use authority::{Authority, Signed};
+pub use authority::{Authority, Signed, sha256};
 pub use check::{PeerCheck, Pin};
 pub use csr::{Csr, Refusal};
 pub use description::Description;

@@ -21,7 +21,8 @@ pub(crate) const REVISION: &str = "istio.io/rev";
 /// Label of a namespace that enables or disables injection.
 const NAMESPACE: &str = "istio-injection";
 /// Namespaces whose pods never get a sidecar.
-const IGNORED: [&str; 4] = ["kube-system", "kube-public", "kube-node-lease", "local-path-storage"];
+pub const SYSTEM_NAMESPACES: [&str; 4] =
+    ["kube-system", "kube-public", "kube-node-lease", "local-path-storage"];
 
 /// Decision about a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +57,7 @@ pub fn decide(
     if pod["spec"]["hostNetwork"] == Value::Bool(true) {
         return (leave("it uses the network of its node (hostNetwork)"), warnings);
     }
-    if IGNORED.contains(&namespace) {
+    if SYSTEM_NAMESPACES.contains(&namespace) {
         return (leave("injection is disabled in this namespace"), warnings);
     }
     // The label replaces the annotation, even if its value is not valid.

@@ -26,7 +26,7 @@ mod text;
 mod traffic;
 
 pub use admission::{ReviewError, review};
-pub use decision::{Decision, NamespaceLabels, decide};
+pub use decision::{Decision, NamespaceLabels, SYSTEM_NAMESPACES, decide};
 pub use documents::{DocumentError, InjectedText, Namespaces, inject_text, namespaces_in};
 pub use plan::{InjectError, Owner};
 pub use pod::{Injected, inject};

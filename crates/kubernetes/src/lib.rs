@@ -1,62 +1,27 @@
-//! Watches the objects of a Kubernetes cluster.
+//! The API server of a Kubernetes cluster.
 //!
-//! Each object is a file of its own, `kubernetes/KINDS.GROUP/NAMESPACE/NAME`, whose text is the object in JSON. So what holds
-//! for files holds for objects too: an object that is refused keeps its last valid version, and messages name it.
-//!
-//! Each kind has a watch of its own. A watch that ends is resumed, or begins again with a list; objects that are not in
-//! the list were deleted meanwhile. While the API server is away, the objects known so far stay in effect. Kinds that the
-//! cluster does not serve, or no longer in the version that was watched, are looked for at intervals.
+//! [`ApiServer`] is the connection. [`Cluster`] watches objects, and [`tokens`] verifies service account tokens.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    path::Path,
-    pin::pin,
-    time::Duration,
-};
+mod roots;
+mod tokens;
+mod watch;
 
-use futures_util::StreamExt as _;
+use std::{path::Path, time::Duration};
+
 use kube::{
-    Api, Client, Config,
-    api::{ApiResource, DynamicObject},
+    Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
-    discovery::Discovery,
-    runtime::{WatchStreamExt as _, watcher},
 };
-use skysail_source::{FileChange, FileState};
-use tokio::{
-    sync::mpsc,
-    time::{Instant, timeout, timeout_at},
-};
-use tracing::{info, warn};
 
-/// Time without events that ends a burst of changes, and the longest burst.
-const SETTLE: Duration = Duration::from_millis(5);
-const MAX_BURST: Duration = Duration::from_millis(100);
-/// Number of events that wait for the control plane. Beyond it the watches wait.
-const WAITING: usize = 4096;
-/// Interval at which kinds that the cluster does not have are looked for.
-const MISSING_INTERVAL: Duration = Duration::from_secs(10);
+pub use self::{
+    tokens::{Review, TokenError, TokenIssuer},
+    watch::{Cluster, WatchedKind},
+};
+
 /// Timeout of a response to a list, and of the pause between two events of a watch. It is longer than a watch lasts.
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
 /// Timeout of the search for the kinds that the cluster serves.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
-/// Interval of messages about kinds whose lists are awaited at the start.
-const WAITING_INTERVAL: Duration = Duration::from_secs(10);
-/// Annotation in which kubectl keeps a copy of the object.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-/// Interval between two messages about a watch that fails.
-const FAILURE_INTERVAL: Duration = Duration::from_secs(60);
-/// Number of objects in each part of a list.
-const PAGE: u32 = 500;
-
-/// A kind of objects: its API group, which is empty for the core group, and its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WatchedKind {
-    /// API group.
-    pub group: &'static str,
-    /// Name.
-    pub kind: &'static str,
-}
 
 /// Error of a connection to a cluster.
 #[derive(Debug, thiserror::Error)]
@@ -92,36 +57,21 @@ pub enum ConnectError {
     },
 }
 
-/// An event of a watch.
-enum Event {
-    Change(FileChange),
-    /// A list of a kind is complete.
-    Listed(String),
-    /// A kind may not be listed: the kind and the reason.
-    Forbidden(String, String),
+/// Connection to an API server.
+#[derive(Clone)]
+pub struct ApiServer {
+    client: Client,
+    /// Its address, for messages.
+    address: String,
 }
 
-/// Objects of a cluster, and their changes.
-pub struct Cluster {
-    events: mpsc::Receiver<Event>,
-    /// Kinds whose first list is not complete.
-    unlisted: BTreeSet<String>,
-}
-
-/// A kind that the cluster does not serve, with the versions of its objects that are in effect.
-type Missing = (WatchedKind, HashMap<String, String>);
-
-impl Cluster {
-    /// Connects to a cluster and starts the watches. Changes have this layer. Without a kubeconfig, the first of these
-    /// applies: that of the variable `KUBECONFIG`, the user's, the service account of the pod.
+impl ApiServer {
+    /// Prepares a connection; the first request opens it. Without a kubeconfig, the first of these applies: that of the
+    /// variable `KUBECONFIG`, the user's, the service account of the pod.
     ///
     /// # Errors
-    /// The kubeconfig is unusable, or the API server does not answer.
-    pub async fn connect(
-        kubeconfig: Option<&Path>,
-        kinds: &[WatchedKind],
-        layer: usize,
-    ) -> Result<Self, ConnectError> {
+    /// The kubeconfig is unusable.
+    pub async fn new(kubeconfig: Option<&Path>) -> Result<Self, ConnectError> {
         let options = KubeConfigOptions::default();
         let mut config = match kubeconfig {
             Some(file) => Config::from_custom_kubeconfig(Kubeconfig::read_from(file)?, &options).await?,
@@ -130,345 +80,15 @@ impl Cluster {
             None => Config::infer().await?,
         };
         config.read_timeout = Some(READ_TIMEOUT);
-        let server = config.cluster_url.to_string();
-        let failed = |cause| ConnectError::Server { server: server.clone(), cause };
-        let client = Client::try_from(config).map_err(failed)?;
-        let found = timeout(DISCOVERY_TIMEOUT, served(&client, kinds)).await;
-        let found = found.map_err(|_| ConnectError::Silent { server: server.clone() })?.map_err(failed)?;
-        info!(server, kinds = found.len(), "watching a cluster");
-        let (sender, events) = mpsc::channel(WAITING);
-        let (lost, missing) = mpsc::unbounded_channel();
-        let mut absent: Vec<Missing> = Vec::new();
-        let mut unlisted = BTreeSet::new();
-        for kind in kinds {
-            let Some(resource) = found.iter().find(|one| is(one, kind)) else {
-                absent.push((*kind, HashMap::new()));
-                continue;
-            };
-            unlisted.insert(name_of(resource));
-            let watch = Watch { resource: resource.clone(), kind: *kind, layer, events: sender.clone() };
-            tokio::spawn(watch.run(client.clone(), HashMap::new(), true, lost.clone()));
-        }
-        tokio::spawn(follow_missing(client, absent, layer, sender, (lost, missing)));
-        Ok(Self { events, unlisted })
-    }
-
-    /// Returns the objects of all kinds that the cluster had at the start. Waits while the API server is away.
-    ///
-    /// # Errors
-    /// A kind may not be listed.
-    pub async fn initial(&mut self) -> Result<Vec<FileChange>, ConnectError> {
-        let mut changes = Vec::new();
-        while !self.unlisted.is_empty() {
-            match timeout(WAITING_INTERVAL, self.events.recv()).await {
-                Ok(Some(Event::Change(change))) => changes.push(change),
-                Ok(Some(Event::Listed(kind))) => _ = self.unlisted.remove(&kind),
-                Ok(Some(Event::Forbidden(kind, cause))) => {
-                    return Err(ConnectError::Forbidden { kind, cause });
-                }
-                Ok(None) => break,
-                Err(_) => info!(kinds = ?self.unlisted, "the start waits for the objects of these kinds"),
-            }
-        }
-        Ok(changes)
-    }
-
-    /// Returns the next changes: those of a burst together. `None`: all watches have ended.
-    pub async fn next(&mut self) -> Option<Vec<FileChange>> {
-        let mut changes = Vec::new();
-        while changes.is_empty() {
-            changes.extend(change_of(self.events.recv().await?));
-        }
-        let end = Instant::now() + MAX_BURST;
-        loop {
-            let settled = (Instant::now() + SETTLE).min(end);
-            match timeout_at(settled, self.events.recv()).await {
-                Ok(Some(event)) => changes.extend(change_of(event)),
-                Ok(None) | Err(_) => return Some(changes),
-            }
-        }
-    }
-}
-
-fn change_of(event: Event) -> Option<FileChange> {
-    match event {
-        Event::Change(change) => Some(change),
-        Event::Listed(_) | Event::Forbidden(..) => None,
-    }
-}
-
-/// Returns the name of a kind in messages, which is unique.
-fn name_of(resource: &ApiResource) -> String {
-    match resource.group.as_str() {
-        "" => resource.kind.clone(),
-        group => format!("{} of {group}", resource.kind),
-    }
-}
-
-fn is(resource: &ApiResource, kind: &WatchedKind) -> bool {
-    resource.group == kind.group && resource.kind == kind.kind
-}
-
-/// Returns the kinds that the cluster serves, each in its most stable version.
-async fn served(client: &Client, kinds: &[WatchedKind]) -> Result<Vec<ApiResource>, kube::Error> {
-    let mut groups: Vec<&str> = kinds.iter().map(|kind| kind.group).collect();
-    groups.sort_unstable();
-    groups.dedup();
-    let discovery = Discovery::new(client.clone()).filter(&groups).run().await?;
-    let resources = discovery.groups().flat_map(kube::discovery::ApiGroup::resources_by_stability);
-    let wanted = resources.filter(|(resource, _)| kinds.iter().any(|kind| is(resource, kind)));
-    Ok(wanted.map(|(resource, _)| resource).collect())
-}
-
-/// Looks for kinds that the cluster does not serve, group by group, and watches those that it serves.
-async fn follow_missing(
-    client: Client,
-    mut absent: Vec<Missing>,
-    layer: usize,
-    events: mpsc::Sender<Event>,
-    (lost, mut missing): (mpsc::UnboundedSender<Missing>, mpsc::UnboundedReceiver<Missing>),
-) {
-    let mut failures = Failures::default();
-    while !events.is_closed() {
-        tokio::time::sleep(MISSING_INTERVAL).await;
-        while let Ok(kind) = missing.try_recv() {
-            absent.push(kind);
-        }
-        let mut by_group: BTreeMap<&str, Vec<Missing>> = BTreeMap::new();
-        for kind in absent.drain(..) {
-            by_group.entry(kind.0.group).or_default().push(kind);
-        }
-        for (group, kinds) in by_group {
-            let names: Vec<WatchedKind> = kinds.iter().map(|(kind, _)| *kind).collect();
-            let found = match timeout(DISCOVERY_TIMEOUT, served(&client, &names)).await {
-                Ok(Ok(found)) => found,
-                Ok(Err(error)) => {
-                    failures.report(|| {
-                        warn!(%error, "kinds of {group:?} cannot be looked for; it is tried again");
-                    });
-                    absent.extend(kinds);
-                    continue;
-                }
-                Err(_) => {
-                    failures.report(|| {
-                        warn!("kinds of {group:?} were not found within {DISCOVERY_TIMEOUT:?}; it is tried again");
-                    });
-                    absent.extend(kinds);
-                    continue;
-                }
-            };
-            for (kind, known) in kinds {
-                let Some(resource) = found.iter().find(|one| is(one, &kind)).cloned() else {
-                    // Without its definition a kind has no objects.
-                    for path in known.into_keys() {
-                        let _ = events.send(deleted(layer, path)).await;
-                    }
-                    absent.push((kind, HashMap::new()));
-                    continue;
-                };
-                info!(kind = name_of(&resource), "the cluster serves a further kind");
-                let watch = Watch { resource, kind, layer, events: events.clone() };
-                tokio::spawn(watch.run(client.clone(), known, false, lost.clone()));
-            }
-        }
-    }
-}
-
-/// Limits messages about failures.
-#[derive(Default)]
-struct Failures(Option<Instant>);
-
-impl Failures {
-    fn report(&mut self, say: impl FnOnce()) {
-        if self.0.is_none_or(|last| last.elapsed() >= FAILURE_INTERVAL) {
-            self.0 = Some(Instant::now());
-            say();
-        }
-    }
-}
-
-/// The watch of a kind.
-struct Watch {
-    resource: ApiResource,
-    kind: WatchedKind,
-    layer: usize,
-    events: mpsc::Sender<Event>,
-}
-
-impl Watch {
-    /// Follows the objects of the kind until nobody receives the events, or until the cluster no longer serves the
-    /// version. `known` are the versions of the objects by their paths. `is_start`: the start of the control plane waits
-    /// for the first list.
-    async fn run(
-        self,
-        client: Client,
-        mut known: HashMap<String, String>,
-        is_start: bool,
-        lost: mpsc::UnboundedSender<Missing>,
-    ) {
-        let api: Api<DynamicObject> = Api::all_with(client, &self.resource);
-        let mut config = watcher::Config::default().page_size(PAGE);
-        if self.resource.kind == "Secret" {
-            // Helm's releases are large, and no certificates.
-            config = config.fields("type!=helm.sh/release.v1");
-        }
-        let mut stream = pin!(watcher(api, config).default_backoff());
-        let (mut listed, mut failures) = (HashSet::new(), Failures::default());
-        let (kind, mut is_listed) = (name_of(&self.resource), false);
-        while let Some(event) = stream.next().await {
-            let sent = match event {
-                Ok(watcher::Event::Init) => {
-                    listed.clear();
-                    continue;
-                }
-                Ok(watcher::Event::InitApply(object)) => {
-                    listed.insert(self.path_of(&object));
-                    self.apply(object, &mut known).await
-                }
-                Ok(watcher::Event::InitDone) => {
-                    is_listed = true;
-                    let gone: Vec<String> =
-                        known.keys().filter(|path| !listed.contains(*path)).cloned().collect();
-                    listed = HashSet::new();
-                    for path in gone {
-                        known.remove(&path);
-                        let _ = self.events.send(deleted(self.layer, path)).await;
-                    }
-                    self.events.send(Event::Listed(kind.clone())).await
-                }
-                Ok(watcher::Event::Apply(object)) => self.apply(object, &mut known).await,
-                Ok(watcher::Event::Delete(object)) => {
-                    let path = self.path_of(&object);
-                    known.remove(&path);
-                    self.events.send(deleted(self.layer, path)).await
-                }
-                Err(error) => match code_of(&error) {
-                    Some(403) if is_start && !is_listed => {
-                        self.events.send(Event::Forbidden(kind.clone(), error.to_string())).await
-                    }
-                    Some(404) => {
-                        warn!(%error, "the cluster no longer serves {kind}, or this version of it; it is looked for");
-                        let _ = lost.send((self.kind, known));
-                        self.events.send(Event::Listed(kind)).await.unwrap_or_default();
-                        return;
-                    }
-                    _ => {
-                        let effect = if is_listed {
-                            "its objects stay in effect"
-                        } else {
-                            "its objects are not known"
-                        };
-                        failures.report(
-                            || warn!(%error, "the watch of {kind} failed and is tried again; {effect}"),
-                        );
-                        continue;
-                    }
-                },
-            };
-            if sent.is_err() {
-                return;
-            }
+        let address = config.cluster_url.to_string();
+        match Client::try_from(config) {
+            Ok(client) => Ok(Self { client, address }),
+            Err(cause) => Err(ConnectError::Server { server: address, cause }),
         }
     }
 
-    /// Sends the state of an object, unless it is known.
-    async fn apply(
-        &self,
-        mut object: DynamicObject,
-        known: &mut HashMap<String, String>,
-    ) -> Result<(), mpsc::error::SendError<Event>> {
-        let path = self.path_of(&object);
-        // The server increases it with each change, also with those of fields that have no effect.
-        let version = object.metadata.resource_version.take().unwrap_or_default();
-        if known.insert(path.clone(), version.clone()) == Some(version) {
-            return Ok(());
-        }
-        // Items of a list have no type.
-        object.types.get_or_insert_with(|| kube::api::TypeMeta {
-            api_version: self.resource.api_version.clone(),
-            kind: self.resource.kind.clone(),
-        });
-        object.metadata.managed_fields = None;
-        object.metadata.generation = None;
-        object.metadata.annotations.as_mut().map(|annotations| annotations.remove(LAST_APPLIED));
-        let state = match serde_json::to_string(&object) {
-            Ok(text) => FileState::Text(printable(text)),
-            Err(error) => FileState::Unreadable(error.to_string()),
-        };
-        self.events.send(Event::Change(FileChange { layer: self.layer, path, state })).await
-    }
-
-    /// Returns the path of an object. The namespace is empty for kinds of the cluster.
-    fn path_of(&self, object: &DynamicObject) -> String {
-        let of = |text: &Option<String>| text.clone().unwrap_or_default();
-        let (namespace, name) = (of(&object.metadata.namespace), of(&object.metadata.name));
-        let ApiResource { plural, group, .. } = &self.resource;
-        let dot = if group.is_empty() { "" } else { "." };
-        format!("kubernetes/{plural}{dot}{group}/{namespace}/{name}")
-    }
-}
-
-/// Returns the status of a response that failed a watch.
-fn code_of(error: &watcher::Error) -> Option<u16> {
-    match error {
-        watcher::Error::InitialListFailed(kube::Error::Api(status))
-        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
-        | watcher::Error::WatchFailed(kube::Error::Api(status)) => Some(status.code),
-        watcher::Error::WatchError(status) => Some(status.code),
-        _ => None,
-    }
-}
-
-fn deleted(layer: usize, path: String) -> Event {
-    Event::Change(FileChange { layer, path, state: FileState::Deleted })
-}
-
-/// Escapes the characters of a text in JSON that YAML does not permit in texts. JSON has them within strings only.
-fn printable(text: String) -> String {
-    let is_refused = |c: char| {
-        matches!(c, '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')
-    };
-    if !text.contains(is_refused) {
-        return text;
-    }
-    let mut escaped = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        if is_refused(c) {
-            escaped.push_str(&format!("\\u{:04x}", u32::from(c)));
-        } else {
-            escaped.push(c);
-        }
-    }
-    escaped
-}
-
-#[cfg(test)]
-mod tests {
-    use kube::core::GroupVersionKind;
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    #[test]
-    fn kinds_of_one_name_have_different_files() {
-        let path = |group: &'static str| {
-            let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", "Gateway"));
-            let (events, _) = mpsc::channel(1);
-            let watch = Watch { kind: WatchedKind { group, kind: "Gateway" }, resource, layer: 0, events };
-            let object = json!({"metadata": {"namespace": "shop", "name": "edge"}});
-            watch.path_of(&serde_json::from_value(object).unwrap())
-        };
-        assert_eq!(path("networking.istio.io"), "kubernetes/gateways.networking.istio.io/shop/edge");
-        assert_eq!(path(""), "kubernetes/gateways/shop/edge");
-    }
-
-    #[test]
-    fn texts_of_objects_are_yaml_whatever_characters_they_have() {
-        let every = (0..=0x2_00ff).filter_map(char::from_u32);
-        let object = json!({"a": every.collect::<String>()});
-        let text = printable(object.to_string());
-        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), object, "the same JSON");
-        let document = skysail_yaml::documents(&text).next().unwrap();
-        assert_eq!(document.root.unwrap().to_json(), object);
+    /// Returns the client for requests.
+    pub fn client(&self) -> Client {
+        self.client.clone()
     }
 }

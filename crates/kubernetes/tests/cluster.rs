@@ -4,18 +4,24 @@
 
 mod support;
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
-use k8s_openapi::api::{authentication::v1::TokenRequest, core::v1::ServiceAccount};
+use k8s_openapi::{
+    ByteString,
+    api::{
+        admissionregistration::v1::MutatingWebhookConfiguration,
+        core::v1::{ConfigMap, Namespace, ServiceAccount},
+    },
+};
 use kube::{
-    Api,
+    Api, ResourceExt as _,
     api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
-use skysail_kubernetes::{Cluster, WatchedKind};
+use skysail_kubernetes::{ApiServer, Cluster, Review, WatchedKind};
 use skysail_source::{FileChange, FileState};
 use support::{TestCluster, kind, object};
-use tokio::time::timeout;
+use tokio::{sync::watch, time::timeout};
 
 const LAYER: usize = 3;
 const SERVICE: WatchedKind = WatchedKind { group: "", kind: "Service" };
@@ -49,11 +55,15 @@ fn has(state: &FileState, text: &str) -> bool {
     matches!(state, FileState::Text(content) if content.contains(text))
 }
 
+async fn server(kubeconfig: &Path) -> ApiServer {
+    ApiServer::new(Some(kubeconfig)).await.unwrap()
+}
+
 #[tokio::test]
 async fn objects_and_their_changes_are_files() {
     let Some(test) = TestCluster::start().await else { return };
     test.create("first").await;
-    let mut cluster = Cluster::connect(Some(&test.file), &[SERVICE], LAYER).await.unwrap();
+    let mut cluster = Cluster::watch(&server(&test.file).await, &[SERVICE], LAYER).await.unwrap();
     let initial = cluster.initial().await.unwrap();
     let first = state_of(&initial, &path(&test, "first")).unwrap();
     for text in [r#""apiVersion":"v1""#, r#""kind":"Service""#, r#""port":80"#] {
@@ -73,7 +83,7 @@ async fn objects_and_their_changes_are_files() {
 #[tokio::test]
 async fn kinds_that_are_defined_later_are_watched() {
     let Some(test) = TestCluster::start().await else { return };
-    let mut cluster = Cluster::connect(Some(&test.file), &[SERVICE, THING], LAYER).await.unwrap();
+    let mut cluster = Cluster::watch(&server(&test.file).await, &[SERVICE, THING], LAYER).await.unwrap();
     cluster.initial().await.unwrap();
     let definition = json!({
         "metadata": {"name": "things.test.skysail.io"},
@@ -108,26 +118,123 @@ async fn kinds_that_are_defined_later_are_watched() {
 #[tokio::test]
 async fn a_kind_that_may_not_be_listed_ends_the_start() {
     let Some(test) = TestCluster::start().await else { return };
-    let accounts = Api::<ServiceAccount>::namespaced(test.client.clone(), &test.namespace);
-    // The cluster makes the service account a moment after its namespace.
-    let requested = async {
-        loop {
-            let request = TokenRequest::default();
-            match accounts.create_token_request("default", &PostParams::default(), &request).await {
-                Ok(issued) => return issued.status.unwrap().token,
-                Err(_) => tokio::task::yield_now().await,
-            }
-        }
-    };
-    let token = timeout(Duration::from_secs(120), requested).await.unwrap();
+    let token = test.token(&[]).await;
     let text = std::fs::read_to_string(&test.file).unwrap();
     let mut config = skysail_yaml::documents(&text).next().unwrap().root.unwrap().to_json();
     config["users"][0]["user"] = json!({"token": token});
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("kubeconfig");
     std::fs::write(&file, config.to_string()).unwrap();
-    let mut cluster = Cluster::connect(Some(&file), &[SERVICE], LAYER).await.unwrap();
+    let mut cluster = Cluster::watch(&server(&file).await, &[SERVICE], LAYER).await.unwrap();
     let error = cluster.initial().await.unwrap_err().to_string();
     assert!(error.starts_with("Service cannot be listed: "), "{error}");
     assert!(error.ends_with("permit the service account to list and watch it"), "{error}");
+}
+
+#[tokio::test]
+async fn the_api_server_names_the_keys_of_tokens_and_reviews_them() {
+    let Some(test) = TestCluster::start().await else { return };
+    let server = server(&test.file).await;
+    let issuer = server.token_issuer().await.unwrap();
+    assert!(!issuer.name.is_empty() && issuer.keys.contains("\"kty\""), "{issuer:?}");
+
+    let token = test.token(&["istio-ca"]).await;
+    let valid = Review::Valid(format!("system:serviceaccount:{}:default", test.namespace));
+    assert_eq!(server.review(&token, "istio-ca").await.unwrap(), valid);
+    for (token, audience) in
+        [(&*token, "other"), (&*test.token(&["other"]).await, "istio-ca"), ("a.b.c", "istio-ca")]
+    {
+        let verdict = server.review(token, audience).await.unwrap();
+        assert!(matches!(verdict, Review::Refused(_)), "{audience}: {verdict:?}");
+    }
+    let accounts = Api::<ServiceAccount>::namespaced(test.client.clone(), &test.namespace);
+    accounts.delete("default", &DeleteParams::default()).await.unwrap();
+    let revoked = async {
+        // The API server keeps a verdict for a moment.
+        while server.review(&token, "istio-ca").await.unwrap() == valid {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(Duration::from_secs(120), revoked).await.unwrap();
+}
+
+/// Waits until an object has been read in the expected state.
+async fn eventually<T>(read: impl AsyncFn() -> Option<T>, is_it: impl Fn(&T) -> bool) {
+    let found = async {
+        while !read().await.is_some_and(|object| is_it(&object)) {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(Duration::from_secs(120), found).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_trust_bundle_is_kept_in_the_config_map_of_a_namespace() {
+    let Some(test) = TestCluster::start().await else { return };
+    // Other namespaces of the cluster are left alone.
+    let namespaces = Api::<Namespace>::all(test.client.clone()).list(&Default::default()).await.unwrap();
+    let others: Vec<String> = namespaces.iter().map(|one| one.name_any()).collect();
+    let (roots, receiver) = watch::channel("first".to_owned());
+    let keeper = tokio::spawn({
+        let (server, own) = (server(&test.file).await, test.namespace.clone());
+        async move {
+            let others: Vec<&str> = others.iter().map(|name| &**name).filter(|name| *name != own).collect();
+            server.distribute_roots(receiver, &others).await;
+        }
+    });
+    let maps = Api::<ConfigMap>::namespaced(test.client.clone(), &test.namespace);
+    let read = async || maps.get_opt("istio-ca-root-cert").await.unwrap();
+    let bundle = |map: &ConfigMap| map.data.as_ref().and_then(|data| data.get("root-cert.pem")).cloned();
+    eventually(read, |map| bundle(map).as_deref() == Some("first")).await;
+    roots.send_replace("second".to_owned());
+    eventually(read, |map| bundle(map).as_deref() == Some("second")).await;
+    maps.delete("istio-ca-root-cert", &DeleteParams::default()).await.unwrap();
+    eventually(read, |map| bundle(map).as_deref() == Some("second")).await;
+    keeper.abort();
+}
+
+#[tokio::test]
+async fn the_trust_bundle_is_kept_in_the_webhooks_of_the_revision() {
+    let Some(test) = TestCluster::start().await else { return };
+    let api = Api::<MutatingWebhookConfiguration>::all(test.client.clone());
+    let configuration = |app: &str| {
+        let name = format!("{}-{app}", test.namespace);
+        serde_json::from_value::<MutatingWebhookConfiguration>(json!({
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration",
+            "metadata": { "name": name, "labels": { "app": app, "istio.io/rev": test.namespace } },
+            "webhooks": [{ "name": "a.skysail.example", "sideEffects": "None", "admissionReviewVersions": ["v1"],
+                           "clientConfig": { "url": "https://127.0.0.1:1/inject" }, "rules": [],
+                           "failurePolicy": "Ignore" }],
+        }))
+        .unwrap()
+    };
+    let (own, foreign) = (configuration("skysail-injector"), configuration("sidecar-injector"));
+    for one in [&own, &foreign] {
+        api.create(&PostParams::default(), one).await.unwrap();
+    }
+    // The API server checks that a bundle is PEM.
+    let [first, second] =
+        [(); 2].map(|()| rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap().cert.pem());
+    let (roots, receiver) = watch::channel(first.clone());
+    let keeper = tokio::spawn({
+        let (server, revision) = (server(&test.file).await, test.namespace.clone());
+        async move { server.keep_ca_bundles(receiver, &revision).await }
+    });
+    let has = |bundle: &str| {
+        let bundle = Some(ByteString(bundle.as_bytes().to_vec()));
+        move |one: &MutatingWebhookConfiguration| {
+            one.webhooks.iter().flatten().all(|hook| hook.client_config.ca_bundle == bundle)
+        }
+    };
+    let (own, foreign) = (own.name_any(), foreign.name_any());
+    let read = async || api.get_opt(&own).await.unwrap();
+    eventually(read, has(&first)).await;
+    roots.send_replace(second.clone());
+    eventually(read, has(&second)).await;
+    let other = api.get(&foreign).await.unwrap();
+    assert!(other.webhooks.iter().flatten().all(|hook| hook.client_config.ca_bundle.is_none()), "{other:?}");
+    keeper.abort();
+    for name in [own, foreign] {
+        api.delete(&name, &DeleteParams::default()).await.unwrap();
+    }
 }

@@ -71,8 +71,9 @@ pub trait Views: Send + Sync + 'static {
         &self,
         debug_request: &DebugRequest,
         _: &Request<()>,
-    ) -> Result<DiscoveryResponse, Status> {
-        Err(Status::unimplemented(format!("{} is not served here", debug_request.type_url)))
+    ) -> impl Future<Output = Result<DiscoveryResponse, Status>> + Send {
+        let refused = Status::unimplemented(format!("{} is not served here", debug_request.type_url));
+        std::future::ready(Err(refused))
     }
 }
 

@@ -88,8 +88,11 @@ impl Folder {
         command
             .args(["--listen", "127.0.0.1", "--tls-port", tls_port, "--admin-port", "0", "--log-json"])
             .args([Path::new("--config"), &self.at("config"), Path::new("--ca-dir"), &self.at("ca")])
-            .args([Path::new("--token-key"), &self.at("token.pem")])
             .args(arguments);
+        // A cluster has tokens of its own.
+        if !arguments.contains(&"--kubeconfig") {
+            command.args([Path::new("--token-key"), &self.at("token.pem")]);
+        }
         command
     }
 

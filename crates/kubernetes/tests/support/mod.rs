@@ -1,7 +1,11 @@
 //! A real cluster for tests.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
+use k8s_openapi::api::{
+    authentication::v1::{TokenRequest, TokenRequestSpec},
+    core::v1::ServiceAccount,
+};
 use kube::{
     Api, Client, Config,
     api::{ApiResource, DynamicObject, PostParams},
@@ -9,6 +13,7 @@ use kube::{
     core::GroupVersionKind,
 };
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 /// A namespace of the cluster that KUBECONFIG names.
 pub(crate) struct TestCluster {
@@ -37,6 +42,24 @@ impl TestCluster {
 
     pub(crate) fn services(&self) -> Api<DynamicObject> {
         Api::namespaced_with(self.client.clone(), &self.namespace, &kind("", "v1", "Service"))
+    }
+
+    /// Returns a token of the namespace's service account `default` for audiences; without one, for the API server.
+    pub(crate) async fn token(&self, audiences: &[&str]) -> String {
+        let accounts = Api::<ServiceAccount>::namespaced(self.client.clone(), &self.namespace);
+        let audiences = audiences.iter().map(|one| (*one).to_owned()).collect();
+        let spec = TokenRequestSpec { audiences, ..TokenRequestSpec::default() };
+        let request = TokenRequest { spec, ..TokenRequest::default() };
+        // The cluster makes the service account a moment after its namespace.
+        let requested = async {
+            loop {
+                match accounts.create_token_request("default", &PostParams::default(), &request).await {
+                    Ok(issued) => return issued.status.unwrap().token,
+                    Err(_) => tokio::task::yield_now().await,
+                }
+            }
+        };
+        timeout(Duration::from_secs(120), requested).await.unwrap()
     }
 
     /// Creates a Service.

@@ -62,7 +62,7 @@ pub(super) async fn serve<R: WireRequest>(
                     .ok_or_else(|| Status::invalid_argument("this stream carries only debug types"))?
             }
         };
-        let response = views.debug_response(&debug_request, call)?;
+        let response = views.debug_response(&debug_request, call).await?;
         let response =
             DiscoveryResponse { type_url: debug_request.type_url, nonce: number.to_string(), ..response };
         responses.send(std::iter::once(framed(&response)))?;
