@@ -1,4 +1,4 @@
-//! Definitions that all of Skysail shares: names, SPIFFE IDs, fingerprints, logging, printing, shutdown,
+//! Definitions that all of Skysail shares: names, nodes, SPIFFE IDs, fingerprints, logging, printing, shutdown,
 //! access to admin pages, limits of connections and open files, the system call filter, process groups, regular
 //! expressions, and the return of unused memory.
 //!
@@ -12,6 +12,7 @@ mod fingerprint;
 pub mod local;
 pub mod logging;
 pub mod names;
+pub mod node;
 pub mod process_group;
 pub mod re2;
 pub mod shutdown;

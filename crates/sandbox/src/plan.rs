@@ -8,6 +8,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use skysail_core::node;
 use skysail_model::api::{
     kube::{TargetPort, canonical_name, canonical_revision},
     proxy_config::{Interception, StartSettings, StartSources},
@@ -201,7 +202,7 @@ impl Pod {
         let mut config = proxy_metadata::own_config(&self.settings.own);
         config.insert("concurrency".into(), concurrency.get().into());
         let mut node = json!({
-            "id": format!("{role}~{address}~{name}.{namespace}~{namespace}.svc.{DOMAIN}"),
+            "id": node::id(role, (*address).into(), name, namespace),
             "cluster": cluster,
             "metadata": {
                 "ANNOTATIONS": self.annotations,
@@ -209,7 +210,7 @@ impl Pod {
                 "CLUSTER_ID": "Kubernetes",
                 "INSTANCE_IPS": address.to_string(),
                 "INTERCEPTION_MODE": if self.is_bypassed() { "NONE" } else { "REDIRECT" },
-                "ISTIO_VERSION": "1.32.0",
+                "ISTIO_VERSION": node::ISTIO_VERSION,
                 "LABELS": self.labels,
                 "MESH_ID": mesh_id,
                 "NAME": name,

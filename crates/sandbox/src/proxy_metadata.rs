@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
+use skysail_core::node;
 use skysail_model::api::{
     Duration,
     own_settings::OwnSettings,
@@ -40,16 +41,12 @@ const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
 const LOGS: &str = "the sidecar starts with its default log level";
 const LOGGING: &str = "set it on the sidecar's admin page `/logging`";
 const FILES: &str = "the sidecar sees the files of this machine";
-/// Metadata key with an idle timeout.
-const IDLE_TIMEOUT: &str = "IDLE_TIMEOUT";
+/// Variable with an idle timeout.
+const IDLE_TIMEOUT: &str = "ISTIO_META_IDLE_TIMEOUT";
 /// Variable of Istio's agent that ends the drain early.
 const EXIT_EARLY: &str = "EXIT_ON_ZERO_ACTIVE_CONNECTIONS";
 /// Metadata key with the WorkloadGroup of a machine.
 pub(crate) const GROUP: &str = "AUTO_REGISTER_GROUP";
-/// Prefix of variables whose value is text.
-const TEXT: &str = "ISTIO_META_";
-/// Prefix of variables whose value is a JSON object, whose keys are added.
-const JSON: &str = "ISTIO_METAJSON_";
 
 /// Reads the annotations of a pod. Also returns the errors as texts.
 pub(crate) fn annotated(annotations: &Labels) -> (StartSettings, Vec<String>) {
@@ -164,21 +161,14 @@ pub(crate) fn own_config(settings: &OwnSettings) -> Map<String, Value> {
 
 /// Returns the metadata that the environment variables of a sidecar add to its node. Also returns the errors as texts.
 pub(crate) fn of_variables(variables: &BTreeMap<String, String>) -> (Map<String, Value>, Vec<String>) {
-    let (mut metadata, mut problems) = (Map::new(), Vec::new());
+    let (metadata, mut problems) = node::metadata(variables);
     for (name, text) in variables {
-        if let Some(key) = name.strip_prefix(TEXT) {
-            if key == IDLE_TIMEOUT && Duration::parse(text).is_none() {
-                problems.push(format!(
-                    "variable {name} of the proxy: {text:?} is not a duration such as 300s and has no effect"
-                ));
-            }
-            metadata.insert(key.to_owned(), Value::String(text.clone()));
-        } else if name.starts_with(JSON) {
-            match serde_json::from_str(text) {
-                Ok(Value::Object(more)) => metadata.extend(more),
-                _ => problems
-                    .push(format!("variable {name} of the proxy is not a JSON object and has no effect")),
-            }
+        if name == IDLE_TIMEOUT && Duration::parse(text).is_none() {
+            problems.push(format!(
+                "variable {name} of the proxy: {text:?} is not a duration such as 300s and has no effect"
+            ));
+        } else if node::is_metadata(name) {
+            continue;
         } else if name == EXIT_EARLY {
             problems.push(format!(
                 "variable {name} of the proxy is not needed: a drain always ends with the last connection"

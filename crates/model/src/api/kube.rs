@@ -10,6 +10,7 @@ use super::{
 };
 
 pub use super::locality::{HOSTNAME, Locality, NETWORK};
+pub use skysail_core::node::canonical_name;
 
 /// Namespace of objects that name none.
 pub const DEFAULT_NAMESPACE: &str = "default";
@@ -281,14 +282,6 @@ impl Typed<Pod> {
     pub fn canonical_revision(&self) -> &str {
         canonical_revision(&self.meta.labels)
     }
-}
-
-/// Returns the canonical service of a workload with these labels.
-pub fn canonical_name<'a>(labels: &'a Labels, workload: &'a str) -> &'a str {
-    ["service.istio.io/canonical-name", "app.kubernetes.io/name", "app"]
-        .iter()
-        .find_map(|name| labels.get(*name))
-        .map_or(workload, String::as_str)
 }
 
 /// Returns the canonical revision of a workload with these labels.

@@ -6,8 +6,9 @@ use std::{
 };
 
 use serde::Deserialize;
+pub use skysail_core::node::TracingServiceName;
 
-use super::{Labels, extension_provider::Zipkin, telemetry::CustomTag};
+use super::{extension_provider::Zipkin, telemetry::CustomTag};
 
 /// Traces of proxies to which no Telemetry applies, and defaults of those to which one does. Source:
 /// `istio.mesh.v1alpha1.Tracing`.
@@ -65,34 +66,6 @@ impl Eq for SampledShare {}
 impl Hash for SampledShare {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.0.to_bits().hash(state);
-    }
-}
-
-/// Name of a proxy in traces, which is also the cluster of its node. Source:
-/// `istio.mesh.v1alpha1.ProxyConfig.TracingServiceName`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
-#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
-pub enum TracingServiceName {
-    /// The label `app` or `app.kubernetes.io/name`, or the canonical service, with the namespace.
-    #[default]
-    AppLabelAndNamespace,
-    /// The canonical service.
-    CanonicalNameOnly,
-    /// The canonical service with the namespace.
-    CanonicalNameAndNamespace,
-}
-
-impl TracingServiceName {
-    /// Returns the name. `canonical` is the canonical service, which is the workload if no label names one.
-    pub fn of(self, labels: &Labels, canonical: &str, namespace: &str) -> String {
-        match self {
-            Self::AppLabelAndNamespace => {
-                let app = labels.get("app").or_else(|| labels.get("app.kubernetes.io/name"));
-                format!("{}.{namespace}", app.map_or(canonical, String::as_str))
-            }
-            Self::CanonicalNameOnly => canonical.to_owned(),
-            Self::CanonicalNameAndNamespace => format!("{canonical}.{namespace}"),
-        }
     }
 }
 
