@@ -48,5 +48,4 @@ pub mod overload;
 // Metrics, access logs, spans.
 pub mod telemetry;
 
-pub use app::{args::Args, run};
 pub use program::Program;

@@ -170,6 +170,16 @@ pub(crate) async fn serve(
     Ok(address)
 }
 
+/// Returns pages of Istio's agent: readiness, and for local callers those that end the sidecar.
+pub(crate) fn agent_pages(admin: &Arc<Admin>) -> Router {
+    Router::new()
+        .route("/drain", post(drain_inbound))
+        .route("/quitquitquit", post(quit))
+        .layer(middleware::from_fn(access::guard))
+        .route("/healthz/ready", get(server::ready))
+        .with_state(Arc::clone(admin))
+}
+
 fn all() -> Router<Arc<Admin>> {
     Router::new()
         .route("/", get(index))
@@ -283,6 +293,12 @@ async fn drain_listeners(State(admin): State<Arc<Admin>>, Query(options): Option
         });
     }
     "OK\n".into_response()
+}
+
+/// Drains inbound listeners as Istio's agent does before the programs of its pod end: they accept connections until then.
+async fn drain_inbound(admin: State<Arc<Admin>>) -> Response {
+    let options = ["inboundonly", "graceful", "skip_exit"].map(|name| (name.to_owned(), String::new()));
+    drain_listeners(admin, Query(options.into())).await
 }
 
 fn wants_json(options: &HashMap<String, String>) -> bool {

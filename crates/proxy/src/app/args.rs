@@ -1,11 +1,12 @@
 //! Command line: the arguments as parsed ([`Args`]) and as used ([`Mode`]).
 
-use std::{num::NonZeroUsize, path::PathBuf, thread::available_parallelism};
+use std::{num::NonZeroUsize, path::PathBuf, thread::available_parallelism, time::Duration};
 
 use anyhow::bail;
 
 use crate::{
     admin::CommandLine,
+    app::node::NodeSource,
     discovery::secrets::Mesh,
     overload::Limits,
     translate::bootstrap::{Source, convert::Conversion, runtime},
@@ -13,13 +14,13 @@ use crate::{
 
 /// Arguments of the sidecar, which starts from an Envoy bootstrap file or as a member of a mesh.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Envoy bootstrap file, YAML or JSON.
     #[arg(long, short = 'c', alias = "config-path", value_name = "FILE", conflicts_with = "discovery")]
     bootstrap: Option<PathBuf>,
 
     /// Control plane that issues the certificate and serves the configuration, over TLS.
-    #[arg(long, value_name = "HOST:PORT", requires_all = ["ca_root", "token", "node"])]
+    #[arg(long, value_name = "HOST:PORT", requires_all = ["ca_root", "token"])]
     discovery: Option<String>,
 
     /// PEM file of the CA certificates that sign the control plane's certificate; reloaded when it changes.
@@ -30,16 +31,33 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "discovery")]
     token: Option<PathBuf>,
 
-    /// JSON file of the node (envoy.config.core.v3.Node) as Istio's agent writes it.
+    /// JSON file of the node (envoy.config.core.v3.Node) as Istio's agent writes it. Without it, the environment
+    /// describes the node, as the injector sets it in a pod of Kubernetes.
     #[arg(long, value_name = "FILE", requires = "discovery")]
     node: Option<PathBuf>,
+
+    /// Type of the node in a pod of Kubernetes: sidecar, or router for a gateway.
+    #[arg(long, value_name = "TYPE", requires = "discovery", conflicts_with = "node", default_value = "sidecar",
+          value_parser = ["sidecar", "router"])]
+    node_type: String,
+
+    /// Folder with the labels and annotations of the pod: files of the downward API.
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        requires = "discovery",
+        conflicts_with = "node",
+        default_value = "/etc/istio/pod"
+    )]
+    pod_info: PathBuf,
 
     /// Run this Envoy instead of the sidecar, with certificates and configuration from the same control plane.
     /// Any public build works; the control plane then omits the filters that only Istio's build has.
     #[arg(long, value_name = "PROGRAM", requires = "discovery")]
     envoy: Option<PathBuf>,
 
-    /// Number of worker threads; defaults to the number of CPUs available to the process.
+    /// Number of worker threads; defaults to `concurrency` of the node's settings, or to the number of CPUs
+    /// available to the process.
     #[arg(long, value_name = "N")]
     concurrency: Option<NonZeroUsize>,
 
@@ -62,9 +80,10 @@ pub struct Args {
     #[arg(long, value_name = "PORT")]
     metrics_port: Option<u16>,
 
-    /// Port of /stats/prometheus with the workload's metrics after the sidecar's; 0 selects a free port. Defaults
-    /// to 15020 in a mesh; not served with a bootstrap file. The variable ISTIO_PROMETHEUS_ANNOTATIONS names the
-    /// workload's page, as Istio's injector sets it.
+    /// Port of /stats/prometheus with the workload's metrics after the sidecar's, and of the probes of a pod's
+    /// containers; 0 selects a free port. Defaults to 15020 in a mesh; not served with a bootstrap file. The
+    /// variables ISTIO_PROMETHEUS_ANNOTATIONS and ISTIO_KUBE_APP_PROBERS describe both, as Istio's injector sets
+    /// them.
     #[arg(long, value_name = "PORT")]
     merged_metrics_port: Option<u16>,
 
@@ -80,9 +99,10 @@ pub struct Args {
     #[arg(long, value_name = "KEY=NUMBER", value_parser = setting)]
     runtime: Vec<(String, String)>,
 
-    /// Drain timeout in seconds: the time that requests in flight have to finish after SIGTERM.
-    #[arg(long, value_name = "SECONDS", default_value_t = 5)]
-    drain_seconds: u64,
+    /// Drain timeout in seconds: the time that requests in flight have to finish after SIGTERM. Defaults to
+    /// `terminationDrainDuration` of the node's settings, or to 5.
+    #[arg(long, value_name = "SECONDS")]
+    drain_seconds: Option<u64>,
 
     /// Disables the system call filter (seccomp) and no_new_privs. Neither ever applies to --envoy.
     #[arg(long)]
@@ -160,14 +180,18 @@ pub(crate) enum Mode {
     Bootstrap(Source, Common),
     /// Validates a bootstrap file.
     Validate(Source),
-    Mesh(Mesh, Common),
+    Mesh(Mesh, NodeSource, Common),
     /// Runs this Envoy instead of the sidecar.
-    Envoy(PathBuf, Mesh, Common),
+    Envoy(PathBuf, Mesh, NodeSource, Common),
 }
+
+/// Drain timeout without a setting. Source: Istio's default.
+const DRAIN: Duration = Duration::from_secs(5);
 
 /// Settings common to all modes that carry traffic.
 pub(crate) struct Common {
-    pub(crate) concurrency: usize,
+    /// Number of worker threads; `None`: that of the CPUs.
+    pub(crate) concurrency: Option<NonZeroUsize>,
     pub(crate) mark: Option<u32>,
     pub(crate) admin_port: Option<u16>,
     pub(crate) health_port: Option<u16>,
@@ -176,11 +200,23 @@ pub(crate) struct Common {
     pub(crate) metric_series: usize,
     /// Runtime keys with their values.
     pub(crate) runtime: Vec<(String, String)>,
-    pub(crate) drain: std::time::Duration,
+    /// Drain timeout; `None`: the default.
+    pub(crate) drain: Option<Duration>,
     /// Enables the system call filter.
     pub(crate) seccomp: bool,
     /// Options that the admin page shows.
     pub(crate) admin: CommandLine,
+}
+
+impl Common {
+    pub(crate) fn concurrency(&self) -> usize {
+        // `available_parallelism` honours the CPU quota of the cgroup.
+        self.concurrency.or_else(|| available_parallelism().ok()).map_or(1, NonZeroUsize::get)
+    }
+
+    pub(crate) fn drain(&self) -> Duration {
+        self.drain.unwrap_or(DRAIN)
+    }
 }
 
 impl Args {
@@ -196,11 +232,7 @@ impl Args {
         }
         let envoys = self.envoys;
         let common = Common {
-            // `available_parallelism` honours the CPU quota of the cgroup.
-            concurrency: self
-                .concurrency
-                .or_else(|| available_parallelism().ok())
-                .map_or(1, NonZeroUsize::get),
+            concurrency: self.concurrency,
             mark: self.interception_mark,
             admin_port: self.admin_port,
             health_port: self.health_port,
@@ -208,10 +240,10 @@ impl Args {
             merged_metrics_port: self.merged_metrics_port,
             metric_series: self.max_metric_series,
             runtime: self.runtime,
-            drain: std::time::Duration::from_secs(self.drain_seconds),
+            drain: self.drain_seconds.map(Duration::from_secs),
             seccomp: !self.no_seccomp,
             admin: CommandLine {
-                drain_time: std::time::Duration::from_secs(envoys.drain_time_s),
+                drain_time: Duration::from_secs(envoys.drain_time_s),
                 config_path: self
                     .bootstrap
                     .as_ref()
@@ -221,7 +253,11 @@ impl Args {
                 lenient: envoys.allow_unknown_static_fields,
             },
         };
-        match (self.bootstrap, self.discovery, self.ca_root, self.token, self.node) {
+        let node = match self.node {
+            Some(path) => NodeSource::File(path),
+            None => NodeSource::Pod { info: self.pod_info, role: self.node_type },
+        };
+        match (self.bootstrap, self.discovery, self.ca_root, self.token) {
             (Some(_), ..) if common.merged_metrics_port.is_some() && common.metrics_port.is_none() => {
                 bail!("--merged-metrics-port with --bootstrap needs --metrics-port")
             }
@@ -234,17 +270,15 @@ impl Args {
                 })
             }
             _ if envoys.mode == "validate" => bail!("--mode validate needs --bootstrap FILE"),
-            (None, Some(discovery), Some(ca_root), Some(token), Some(node)) => {
+            (None, Some(discovery), Some(ca_root), Some(token)) => {
                 let (host, port) = host_and_port(&discovery)?;
-                let mesh = Mesh { host, port, ca_root, token, node };
+                let mesh = Mesh { host, port, ca_root, token };
                 Ok(match self.envoy {
-                    Some(program) => Mode::Envoy(program, mesh, common),
-                    None => Mode::Mesh(mesh, common),
+                    Some(program) => Mode::Envoy(program, mesh, node, common),
+                    None => Mode::Mesh(mesh, node, common),
                 })
             }
-            _ => bail!(
-                "give either --bootstrap FILE, or --discovery HOST:PORT with --ca-root, --token and --node"
-            ),
+            _ => bail!("give either --bootstrap FILE, or --discovery HOST:PORT with --ca-root and --token"),
         }
     }
 }

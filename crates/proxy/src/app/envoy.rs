@@ -51,7 +51,7 @@ use tokio_stream::{
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
-    app::{args::Common, merged_metrics, settings},
+    app::{args::Common, settings, status},
     discovery::secrets::{CONTROL_PLANE, Issued, Mesh, OwnCertificate, secret_of_files},
 };
 
@@ -70,6 +70,8 @@ pub(crate) struct Envoy {
     pub(crate) program: PathBuf,
     /// Address and credentials of the control plane.
     pub(crate) mesh: Mesh,
+    /// Node in JSON.
+    pub(crate) node: Value,
     pub(crate) common: Common,
 }
 
@@ -89,7 +91,7 @@ impl Envoy {
         let served = tonic::transport::Server::builder()
             .add_service(secrets)
             .serve_with_incoming(UnixListenerStream::new(listener));
-        let mut node = node(&self.mesh.node)?;
+        let mut node = node(&self.node)?;
         node["metadata"][names::TAKES_RESOLVED_NAMES] = "true".into();
         if takes_virtual_hosts(&self.program).await {
             node["metadata"][names::TAKES_VIRTUAL_HOSTS] = "true".into();
@@ -98,7 +100,8 @@ impl Envoy {
         let text = serde_json::to_vec(&self.bootstrap(&node, &socket))?;
         std::fs::write(&bootstrap, text).with_context(|| format!("cannot write {}", bootstrap.display()))?;
         let merged = self.common.merged_metrics_port.unwrap_or(names::MERGED_METRICS_PORT);
-        merged_metrics::serve(merged, self.metrics(), self.common.mark).await?;
+        let merged = (std::net::Ipv4Addr::UNSPECIFIED, merged).into();
+        status::serve(merged, self.metrics(), self.common.mark, axum::Router::new()).await?;
         let mut envoy = self.start(&bootstrap, &node["metadata"]["PROXY_CONFIG"])?;
         tokio::select! {
             status = envoy.wait() => bail!("Envoy exited by itself: {}", status?),
@@ -106,7 +109,7 @@ impl Envoy {
             never = own.keep(|issued| { sender.send_replace(Some(Arc::new(issued))); Ok(()) }) => match never {},
             signal = &mut terminate => tracing::info!(signal = signal?, "draining Envoy"),
         }
-        match timeout(self.common.drain, self.drain()).await {
+        match timeout(self.common.drain(), self.drain()).await {
             Ok(Ok(())) => tracing::info!("drained"),
             Ok(Err(error)) => tracing::warn!(%error, "cannot drain Envoy through its admin page"),
             Err(_) => tracing::info!("drain timeout reached; some connections are still open"),
@@ -156,12 +159,14 @@ impl Envoy {
     /// Starts Envoy. `config` are the settings of the node.
     fn start(&self, bootstrap: &Path, config: &Value) -> anyhow::Result<Child> {
         // Time in which connections of a changed listener end.
-        let drain =
-            config["drainDuration"].as_str().and_then(settings::duration).unwrap_or(self.common.drain);
+        let drain = config["drainDuration"]
+            .as_str()
+            .and_then(settings::duration)
+            .unwrap_or_else(|| self.common.drain());
         Command::new(&self.program)
             .arg("--config-path")
             .arg(bootstrap)
-            .args(["--concurrency", &self.common.concurrency.to_string()])
+            .args(["--concurrency", &self.common.concurrency().to_string()])
             .args(["--disable-hot-restart", "--log-level", "warning"])
             // As Istio's agent does: during a drain every response tells its client to close the connection.
             .args(["--drain-time-s", &drain.as_secs().max(1).to_string()])
@@ -310,12 +315,10 @@ fn statistics(matcher: &Value) -> Value {
     json!({"stats_matcher": {"inclusion_list": {"patterns": all}}})
 }
 
-/// Reads the node and marks it as a public build of Envoy.
-fn node(file: &Path) -> anyhow::Result<Value> {
-    let text = std::fs::read(file).with_context(|| format!("cannot read --node {}", file.display()))?;
-    let mut node: Value =
-        serde_json::from_slice(&text).with_context(|| format!("--node {}", file.display()))?;
-    let Some(fields) = node.as_object_mut() else { bail!("--node {} is not a JSON object", file.display()) };
+/// Returns the node, marked as a public build of Envoy.
+fn node(node: &Value) -> anyhow::Result<Value> {
+    let mut node = node.clone();
+    let Some(fields) = node.as_object_mut() else { bail!("the node is not a JSON object") };
     // Envoy sets these fields itself.
     for field in ["userAgentName", "userAgentBuildVersion", "clientFeatures"] {
         fields.remove(field);

@@ -1,37 +1,22 @@
 //! Health check of the workload beside the sidecar, as Istio's agent runs it on machines: the probe is
 //! `readinessProbe` of the proxy's settings in the node's metadata. Changes are reported to the control plane.
 //!
-//! Meanings and defaults are Istio's. An HTTP response is good if its status is from 200 to 399. Certificates are not
-//! verified.
+//! Meanings and defaults are Istio's. An HTTP response is good if its status is from 200 to 399.
 
-use std::{convert::Infallible, path::Path, process::Stdio, sync::Arc, time::Duration};
+use std::{convert::Infallible, process::Stdio, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail, ensure};
-use rustls::pki_types::ServerName;
+use axum::http::Method;
 use serde::Deserialize;
 use serde_json::Value;
 use skysail_core::process_group::ProcessGroup;
-use skysail_identity::TlsSpec;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     process::Command,
     time::{Instant, sleep, sleep_until, timeout},
 };
-use tonic::{Request, client::Grpc, codegen::http::uri::PathAndQuery};
-use tonic_prost::ProstCodec;
 
-use crate::discovery::{
-    Configuration,
-    remote::{Remote, RemoteAddress, connect_tcp},
-};
-
-/// Maximum size of the part of a response that is read: its first line.
-const MAX_LINE: usize = 4 << 10;
-/// Host of probes that name none.
-const LOCAL: &str = "localhost";
-const GRPC_CHECK: &str = "/grpc.health.v1.Health/Check";
-/// `SERVING` of `grpc.health.v1.HealthCheckResponse.ServingStatus`.
-const SERVING: i32 = 1;
+use super::checks::{self, GrpcCheck, HttpCheck, SocketCheck, Target};
+use crate::discovery::Configuration;
 
 /// Health check. Source: `istio.networking.v1.ReadinessProbe`. Zero stands for the default.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -42,61 +27,16 @@ pub(crate) struct Probe {
     period_seconds: u32,
     success_threshold: u32,
     failure_threshold: u32,
-    http_get: Option<HttpProbe>,
-    tcp_socket: Option<SocketProbe>,
+    http_get: Option<HttpCheck>,
+    tcp_socket: Option<SocketCheck>,
     exec: Option<ExecProbe>,
-    grpc: Option<GrpcProbe>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct HttpProbe {
-    path: String,
-    port: u16,
-    host: String,
-    scheme: String,
-    http_headers: Vec<ProbeHeader>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct ProbeHeader {
-    name: String,
-    value: String,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct SocketProbe {
-    host: String,
-    port: u16,
+    grpc: Option<GrpcCheck>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct ExecProbe {
     command: Vec<String>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct GrpcProbe {
-    port: u16,
-    service: String,
-}
-
-/// `grpc.health.v1.HealthCheckRequest`.
-#[derive(Clone, PartialEq, prost::Message)]
-struct HealthCheckRequest {
-    #[prost(string, tag = "1")]
-    service: String,
-}
-
-/// `grpc.health.v1.HealthCheckResponse`.
-#[derive(Clone, PartialEq, prost::Message)]
-struct HealthCheckResponse {
-    #[prost(int32, tag = "1")]
-    status: i32,
 }
 
 /// Health of the workload, which the thresholds derive from the results of checks.
@@ -125,19 +65,15 @@ impl HealthState {
 }
 
 impl Probe {
-    /// Reads the probe from the file of a node.
+    /// Reads the probe from the settings of a proxy.
     ///
     /// # Errors
-    /// The file cannot be read, or the probe is not valid.
-    pub(crate) fn of_node(file: &Path) -> anyhow::Result<Option<Self>> {
-        let text = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
-        let node: Value = serde_json::from_slice(&text).with_context(|| file.display().to_string())?;
-        let probe = &node["metadata"]["PROXY_CONFIG"]["readinessProbe"];
-        if probe.is_null() {
-            return Ok(None);
+    /// The probe is not valid.
+    pub(crate) fn of_settings(config: &Value) -> anyhow::Result<Option<Self>> {
+        match &config["readinessProbe"] {
+            Value::Null => Ok(None),
+            probe => Self::deserialize(probe).map(Some).context("PROXY_CONFIG: readinessProbe"),
         }
-        let context = || format!("{}: metadata.PROXY_CONFIG.readinessProbe", file.display());
-        serde_json::from_value(probe.clone()).map(Some).with_context(context)
     }
 
     /// Checks the workload and reports changes of its health, without end. `mark` is the SO_MARK of sockets.
@@ -165,79 +101,28 @@ impl Probe {
     }
 
     async fn check(&self, mark: Option<u32>) -> anyhow::Result<()> {
-        let host = |host: &str| if host.is_empty() { LOCAL } else { host }.to_owned();
-        if let Some(http) = &self.http_get {
-            return check_http(http, &host(&http.host), mark).await;
+        let mut target = Target::local(mark);
+        let hosts =
+            [self.http_get.as_ref().map(|http| &http.host), self.tcp_socket.as_ref().map(|tcp| &tcp.host)];
+        if let Some(host) = hosts.into_iter().flatten().find(|host| !host.is_empty()) {
+            target.host.clone_from(host);
         }
-        if let Some(tcp) = &self.tcp_socket {
-            connect_tcp(&host(&tcp.host), tcp.port, mark).await?;
+        if let Some(http) = &self.http_get {
+            let status = checks::http(http, &Method::GET, &target).await?.status.as_u16();
+            ensure!((200..400).contains(&status), "the response has status {status}");
             return Ok(());
         }
+        if let Some(tcp) = &self.tcp_socket {
+            return checks::socket(tcp.port, &target).await;
+        }
         if let Some(grpc) = &self.grpc {
-            return check_grpc(grpc, mark).await;
+            return checks::grpc(grpc, &target).await;
         }
         match &self.exec {
             Some(exec) => check_command(&exec.command).await,
             None => bail!("the probe has no method"),
         }
     }
-}
-
-async fn check_http(http: &HttpProbe, host: &str, mark: Option<u32>) -> anyhow::Result<()> {
-    let tcp = connect_tcp(host, http.port, mark).await?;
-    if !http.scheme.eq_ignore_ascii_case("https") {
-        return check_response(http, host, tcp).await;
-    }
-    let config = TlsSpec::default().client()?;
-    let name = ServerName::try_from(host.to_owned())?;
-    let stream = tokio_rustls::TlsConnector::from(config).connect(name, tcp).await?;
-    check_response(http, host, stream).await
-}
-
-async fn check_response(
-    http: &HttpProbe,
-    host: &str,
-    mut stream: impl AsyncRead + AsyncWrite + Unpin,
-) -> anyhow::Result<()> {
-    let is_host = |header: &&ProbeHeader| header.name.eq_ignore_ascii_case("host");
-    let host = http.http_headers.iter().find(is_host).map_or(host, |header| &header.value);
-    let headers = http.http_headers.iter().flat_map(|header| [&*header.name, &*header.value]);
-    let is_valid = !headers.chain([&*http.path, host]).any(|text| text.contains(char::is_control));
-    ensure!(is_valid && !http.path.contains(' '), "the path or a header of the probe is not valid");
-    let slash = if http.path.starts_with('/') { "" } else { "/" };
-    let mut request = format!("GET {slash}{} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n", http.path);
-    for ProbeHeader { name, value } in http.http_headers.iter().filter(|header| !is_host(header)) {
-        request += &format!("{name}: {value}\r\n");
-    }
-    stream.write_all(format!("{request}\r\n").as_bytes()).await?;
-    let mut line = Vec::new();
-    while !line.contains(&b'\n') {
-        ensure!(line.len() < MAX_LINE, "the response has no status");
-        if stream.read_buf(&mut line).await? == 0 {
-            bail!("the connection ended before the response");
-        }
-    }
-    let line = String::from_utf8_lossy(&line).into_owned();
-    let status = line.split(' ').nth(1).and_then(|status| status.trim().parse::<u16>().ok());
-    match status {
-        Some(200..400) => Ok(()),
-        Some(status) => bail!("the response has status {status}"),
-        None => bail!("the response has no status"),
-    }
-}
-
-async fn check_grpc(grpc: &GrpcProbe, mark: Option<u32>) -> anyhow::Result<()> {
-    let place = RemoteAddress::Tcp(LOCAL.to_owned(), grpc.port);
-    let remote = Remote { place, tls: None, mark };
-    let channel = remote.connect().await.map_err(|error| anyhow::anyhow!("{error}"))?;
-    let mut client = Grpc::new(channel);
-    client.ready().await?;
-    let request = Request::new(HealthCheckRequest { service: grpc.service.clone() });
-    let codec = ProstCodec::<HealthCheckRequest, HealthCheckResponse>::default();
-    let response = client.unary(request, PathAndQuery::from_static(GRPC_CHECK), codec).await?;
-    let status = response.into_inner().status;
-    ensure!(status == SERVING, "the service has health status {status}");
-    Ok(())
 }
 
 async fn check_command(command: &[String]) -> anyhow::Result<()> {
@@ -258,7 +143,7 @@ async fn check_command(command: &[String]) -> anyhow::Result<()> {
 mod tests {
     use nix::{sys::stat::Mode, unistd::mkfifo};
     use skysail_core::confine::{self, Children};
-    use tokio::{fs::File, runtime};
+    use tokio::{fs::File, io::AsyncReadExt as _, runtime};
 
     use super::*;
 

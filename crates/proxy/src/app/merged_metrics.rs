@@ -5,7 +5,6 @@
 
 use std::{
     convert::Infallible,
-    net::{Ipv4Addr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -26,7 +25,7 @@ use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use skysail_core::names::{ADMIN_PORT, HEALTH_PORT, MERGED_METRICS_PORT, METRICS_PORT};
-use tokio::{net::TcpListener, sync::Semaphore, time::timeout};
+use tokio::{sync::Semaphore, time::timeout};
 use tokio_stream::StreamExt as _;
 
 use crate::discovery::remote::connect_tcp;
@@ -116,25 +115,15 @@ struct MergedMetrics {
     failures_of_workload: AtomicU64,
 }
 
-/// Serves the merged metrics on a port of all addresses. `proxy` is the port of the proxy's own metrics, `mark` the
-/// `SO_MARK` of sockets.
-///
-/// # Errors
-/// The port cannot be bound.
-pub(super) async fn serve(port: u16, proxy: u16, mark: Option<u32>) -> anyhow::Result<()> {
-    let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
-    let listener = TcpListener::bind(address).await;
-    let listener = listener.with_context(|| format!("cannot listen on {address} for the merged metrics"))?;
-    tracing::info!(address = %listener.local_addr()?, "merged metrics");
+/// Returns the pages. `proxy` is the port of the proxy's own metrics, `mark` the `SO_MARK` of sockets.
+pub(super) fn router(proxy: u16, mark: Option<u32>) -> Router {
     let workload = WorkloadPage::of_environment().unwrap_or_else(|error| {
         tracing::error!("the metrics of the workload are not merged: {error:#}");
         None
     });
     let merged = Arc::new(MergedMetrics::new(proxy, workload, mark));
     // The second is the path that scrapers use by default.
-    let router = Router::new().route(PROXY_PATH, get(page)).route("/metrics", get(page)).with_state(merged);
-    tokio::spawn(skysail_admin::serve(listener, router));
-    Ok(())
+    Router::new().route(PROXY_PATH, get(page)).route("/metrics", get(page)).with_state(merged)
 }
 
 impl MergedMetrics {
@@ -259,8 +248,13 @@ async fn page(
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use axum::body::to_bytes;
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
 
     use super::*;
 

@@ -1,15 +1,25 @@
 //! Start and shutdown of the sidecar, in order.
 
 pub(crate) mod args;
+mod checks;
 pub(crate) mod envoy;
 mod health;
+pub(crate) mod hooks;
 mod merged_metrics;
+mod node;
+mod probes;
 mod settings;
+mod status;
 
-use std::{convert::Infallible, sync::Arc};
+use std::{
+    convert::Infallible,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
 
 use anyhow::Context as _;
 use prost::Message as _;
+use serde_json::Value;
 use skysail_core::{
     confine::{self, Children},
     descriptors, logging, names, shutdown,
@@ -55,7 +65,7 @@ use skysail_policy::peer::LocalWorkload;
 /// # Errors
 /// The sidecar cannot start: a file is unreadable or invalid, a port is taken, or the system refuses a
 /// resource.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let level = args.log_level().map(admin::level).transpose().map_err(anyhow::Error::msg)?;
     let mode = args.mode()?;
     if let Mode::Convert(conversion) = mode {
@@ -68,7 +78,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     // seccomp must be in effect before a second thread starts, so that it applies to all. Envoy needs other
     // system calls.
-    if let Mode::Bootstrap(_, common) | Mode::Mesh(_, common) = &mode
+    if let Mode::Bootstrap(_, common) | Mode::Mesh(_, _, common) = &mode
         && common.seccomp
     {
         confine::process(Children::Programs)?;
@@ -86,13 +96,17 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let (start, common) = match mode {
         Mode::Convert(_) => return Ok(()),
         Mode::Validate(source) => return validate(&source),
-        Mode::Envoy(program, mesh, common) => {
-            return runtime.block_on(run_envoy(Envoy { program, mesh, common }));
+        Mode::Envoy(program, mesh, source, mut common) => {
+            let node = node::load(&source)?;
+            settings::start(&mut common, &node["metadata"]["PROXY_CONFIG"]);
+            return runtime.block_on(run_envoy(Envoy { program, mesh, node, common }));
         }
         Mode::Bootstrap(source, common) => (Start::File(Box::new(bootstrap::load(&source)?)), common),
-        Mode::Mesh(mesh, common) => {
-            let node = bootstrap::load_node(&mesh.node)?;
-            (Start::Mesh(mesh, Box::new(node)), common)
+        Mode::Mesh(mesh, source, mut common) => {
+            let node = node::load(&source)?;
+            let config = node["metadata"]["PROXY_CONFIG"].clone();
+            settings::start(&mut common, &config);
+            (Start::Mesh(mesh, Box::new(node::proto(&node)?), config), common)
         }
     };
     let local = LocalSet::new();
@@ -125,7 +139,7 @@ fn validate(source: &bootstrap::Source) -> anyhow::Result<()> {
 
 /// Runs a real Envoy instead of the sidecar.
 async fn run_envoy(envoy: Envoy) -> anyhow::Result<()> {
-    let node = bootstrap::load_node(&envoy.mesh.node)?;
+    let node = node::proto(&envoy.node)?;
     let own =
         OwnCertificate::new(&Secrets::new(Arc::default()), envoy.mesh.clone(), node, envoy.common.mark)?;
     envoy.run(own).await
@@ -134,14 +148,15 @@ async fn run_envoy(envoy: Envoy) -> anyhow::Result<()> {
 /// Source of the initial configuration.
 enum Start {
     File(Box<Bootstrap>),
-    Mesh(Mesh, Box<Node>),
+    /// Control plane, node, and the settings of the proxy in the node's metadata.
+    Mesh(Mesh, Box<Node>, Value),
 }
 
 impl Start {
     fn node(&self) -> &Node {
         match self {
             Self::File(file) => &file.node,
-            Self::Mesh(_, node) => node,
+            Self::Mesh(_, node, _) => node,
         }
     }
 }
@@ -152,7 +167,7 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
     let terminate = spawn_local(shutdown::terminate());
     let secrets = Secrets::new(Arc::new(TlsContexts::default()));
     let shared = shared(&start, &common, &secrets)?;
-    let workers = Arc::new(Workers::start(common.concurrency, shared.clone())?);
+    let workers = Arc::new(Workers::start(common.concurrency(), shared.clone())?);
     let mut configuration = Configuration::new(Setup {
         workers: Arc::clone(&workers),
         secrets: secrets.clone(),
@@ -182,8 +197,13 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
     let _tasks = start_tasks(&configuration, &workers, &shared.pressure);
     let _discovery = match start {
         Start::File(file) => Task::start(from_file(*file, Arc::clone(&configuration))?),
-        Start::Mesh(mesh, node) => {
-            Task::start(from_mesh(mesh, *node, common.mark, secrets, Arc::clone(&configuration))?)
+        Start::Mesh(mesh, node, config) => {
+            let probe = Probe::of_settings(&config).unwrap_or_else(|error| {
+                // Without reports, the control plane keeps the workload out of load balancing.
+                tracing::error!("the health of the workload is not checked: {error:#}");
+                None
+            });
+            Task::start(from_mesh(mesh, *node, probe, common.mark, secrets, Arc::clone(&configuration))?)
         }
     };
 
@@ -192,7 +212,7 @@ async fn control(start: Start, common: Common) -> anyhow::Result<Arc<Workers>> {
         () = quit.notified() => tracing::info!("quit requested, draining"),
     }
     admin.drain();
-    let cut = workers.drain(common.drain).await;
+    let cut = workers.drain(common.drain()).await;
     tracing::info!(open_connections = cut, "drained");
     Ok(workers)
 }
@@ -204,8 +224,8 @@ fn shared(start: &Start, common: &Common, secrets: &Secrets) -> anyhow::Result<S
         Start::Mesh(..) => (Limits::default(), pressure::Settings::default()),
     };
     limits.series = common.metric_series;
-    if let Start::Mesh(_, node) = start {
-        settings::apply(&mut limits, node);
+    if let Start::Mesh(_, _, config) = start {
+        settings::apply(&mut limits, config);
     }
     for (key, value) in &common.runtime {
         runtime::set(&mut limits, key, value)?;
@@ -249,7 +269,7 @@ fn local_workload(node: &Node) -> anyhow::Result<LocalWorkload> {
 fn start_body(start: &Start) -> bytes::Bytes {
     match start {
         Start::File(file) => file.body.clone(),
-        Start::Mesh(_, node) => admin::node_only(node),
+        Start::Mesh(_, node, _) => admin::node_only(node),
     }
 }
 
@@ -261,8 +281,13 @@ async fn listen(admin: &Arc<Admin>, start: &Start, common: &Common) -> anyhow::R
         Start::File(file) => file.admin,
         Start::Mesh(..) => None,
     };
-    let local = |port: u16| (std::net::Ipv4Addr::LOCALHOST, port).into();
-    let any = |port: u16| (std::net::Ipv4Addr::UNSPECIFIED, port).into();
+    let local = |port: u16| (Ipv4Addr::LOCALHOST, port).into();
+    // `::` also accepts IPv4.
+    let any_address = match start {
+        Start::Mesh(_, node, _) if node::has_ipv6(node) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        _ => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    };
+    let any = |port: u16| SocketAddr::new(any_address, port);
     let usual = |given: Option<u16>, usual: u16| given.or(mesh.then_some(usual));
     let address = common.admin_port.map(local).or(from_file).or(mesh.then(|| local(ADMIN_PORT)));
     if let Some(address) = address {
@@ -274,7 +299,7 @@ async fn listen(admin: &Arc<Admin>, start: &Start, common: &Common) -> anyhow::R
     if let Some(port) = usual(common.metrics_port, METRICS_PORT) {
         let address = admin::serve(admin, any(port), "metrics", admin::Pages::Metrics).await?;
         if let Some(port) = usual(common.merged_metrics_port, MERGED_METRICS_PORT) {
-            merged_metrics::serve(port, address.port(), common.mark).await?;
+            status::serve(any(port), address.port(), common.mark, admin::agent_pages(admin)).await?;
         }
     }
     Ok(())
@@ -315,16 +340,12 @@ fn with_capabilities(mut node: Node, form: Form) -> Node {
 fn from_mesh(
     mesh: Mesh,
     node: Node,
+    probe: Option<Probe>,
     mark: Option<u32>,
     secrets: Secrets,
     configuration: Arc<Configuration>,
 ) -> anyhow::Result<Forever> {
     let token = mesh.token.clone();
-    let probe = Probe::of_node(&mesh.node).unwrap_or_else(|error| {
-        // Without reports, the control plane keeps the workload out of load balancing.
-        tracing::error!("the health of the workload is not checked: {error:#}");
-        None
-    });
     let own = OwnCertificate::new(&secrets, mesh, node.clone(), mark)?;
     let remote = own.remote.clone();
     let node = with_capabilities(node, Form::Delta);

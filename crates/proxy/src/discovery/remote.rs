@@ -1,6 +1,12 @@
 //! Connections to the control plane over TCP or a Unix socket, with a socket mark and TLS where configured.
 
-use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
@@ -141,9 +147,20 @@ fn place(address: Option<&Address>) -> Option<RemoteAddress> {
 
 /// Tries the host's addresses one after the other.
 pub(crate) async fn connect_tcp(host: &str, port: u16, mark: Option<u32>) -> io::Result<TcpStream> {
+    connect_from(host, port, mark, |_| None).await
+}
+
+/// Tries the host's addresses one after the other. `source` returns the source address for a destination. If the
+/// source is not an address of this network namespace, the system chooses one.
+pub(crate) async fn connect_from(
+    host: &str,
+    port: u16,
+    mark: Option<u32>,
+    source: impl Fn(SocketAddr) -> Option<IpAddr>,
+) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
     for address in tokio::net::lookup_host((host, port)).await? {
-        match connect_address(address, mark).await {
+        match connect_address(address, mark, source(address)).await {
             Ok(stream) => return Ok(stream),
             Err(error) => last = io::Error::new(error.kind(), format!("{address}: {error}")),
         }
@@ -151,10 +168,20 @@ pub(crate) async fn connect_tcp(host: &str, port: u16, mark: Option<u32>) -> io:
     Err(last)
 }
 
-async fn connect_address(address: SocketAddr, mark: Option<u32>) -> io::Result<TcpStream> {
+async fn connect_address(
+    address: SocketAddr,
+    mark: Option<u32>,
+    source: Option<IpAddr>,
+) -> io::Result<TcpStream> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     if let Some(mark) = mark {
         socket2::SockRef::from(&socket).set_mark(mark)?;
+    }
+    if let Some(source) = source {
+        match socket.bind((source, 0).into()) {
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {}
+            bound => bound?,
+        }
     }
     let stream = socket.connect(address).await?;
     stream.set_nodelay(true)?;

@@ -41,7 +41,6 @@ pub(crate) struct Mesh {
     pub(crate) port: u16,
     pub(crate) ca_root: PathBuf,
     pub(crate) token: PathBuf,
-    pub(crate) node: PathBuf,
 }
 
 /// The sidecar's own certificate, issued by the control plane.

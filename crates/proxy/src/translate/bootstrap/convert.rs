@@ -32,8 +32,6 @@ const MAX_BYTES: u64 = 1 << 30;
 pub(crate) enum Conversion {
     /// An Envoy bootstrap, YAML or JSON, to its encoded form.
     Bootstrap,
-    /// A node, JSON, to its encoded form.
-    Node,
     /// A discovery file, YAML or JSON, to its encoded form.
     Discovery,
     /// An encoded `envoy.admin.v3.ConfigDump` to JSON without private keys.
@@ -61,7 +59,6 @@ pub(crate) fn convert_in_child(conversion: Conversion, input: Vec<u8>) -> anyhow
     command.args(own.take_while(|word| !is_option(word)));
     let word = match conversion {
         Conversion::Bootstrap => "bootstrap",
-        Conversion::Node => "node",
         Conversion::Discovery => "discovery",
         Conversion::ConfigDump => "config-dump",
     };
@@ -93,7 +90,6 @@ pub(crate) fn convert(conversion: Conversion, input: &[u8]) -> anyhow::Result<Ve
     let pool = DescriptorPool::decode(DESCRIPTORS).context("the built-in descriptors are broken")?;
     match conversion {
         Conversion::Bootstrap => to_proto(&pool, "envoy.config.bootstrap.v3.Bootstrap", input),
-        Conversion::Node => to_proto(&pool, "envoy.config.core.v3.Node", input),
         Conversion::Discovery => to_proto(&pool, "envoy.service.discovery.v3.DiscoveryResponse", input),
         Conversion::ConfigDump => to_json(&pool, "envoy.admin.v3.ConfigDump", input),
     }

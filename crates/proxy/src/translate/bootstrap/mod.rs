@@ -4,10 +4,7 @@ pub(crate) mod convert;
 mod overload;
 pub(crate) mod runtime;
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-};
+use std::{net::SocketAddr, path::PathBuf};
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
@@ -91,13 +88,6 @@ pub(crate) fn load(source: &Source) -> anyhow::Result<Bootstrap> {
         );
     }
     parse(body.into(), source.lenient).with_context(|| format!("{path} cannot be used"))
-}
-
-/// Reads a node file, JSON.
-pub(crate) fn load_node(path: &Path) -> anyhow::Result<Node> {
-    let text = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let read = || anyhow::Ok(Node::from_slice(&convert::convert_in_child(Conversion::Node, text)?)?);
-    read().with_context(|| format!("{} is not a node", path.display()))
 }
 
 /// Parses an encoded bootstrap. An unsupported field is an error; with `lenient`, a known one is a warning.
