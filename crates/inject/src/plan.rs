@@ -161,7 +161,7 @@ impl<'a> Plan<'a> {
         self.status_port > 0 && own.unwrap_or(self.settings.merge_metrics)
     }
 
-    /// Returns whether the sidecar is the first of the ordinary containers.
+    /// Returns whether an ordinary sidecar is the first container, and the others wait for it.
     pub(crate) fn holds(&self) -> bool {
         self.config.get("holdApplicationUntilProxyStarts").and_then(Value::as_bool).unwrap_or(false)
     }
@@ -173,12 +173,6 @@ impl<'a> Plan<'a> {
         containers: impl Iterator<Item = &'c Value>,
     ) -> Vec<String> {
         let mut warnings = self.annotations.warnings();
-        if self.holds() && !self.native {
-            warnings.push(
-                "holdApplicationUntilProxyStarts only orders the containers: they wait for native sidecars alone"
-                    .to_owned(),
-            );
-        }
         let of_pod = pod["spec"]["securityContext"]["runAsUser"].as_u64();
         for container in containers {
             if container["securityContext"]["runAsUser"].as_u64().or(of_pod) == Some(self.user) {

@@ -10,6 +10,8 @@ use crate::{
     settings::NAME,
 };
 
+/// Program of the image.
+const PROGRAM: &str = "skysail-proxy";
 /// Folder with the trust bundle of the control plane, and its file.
 const ROOT_FOLDER: &str = "/var/run/secrets/istio";
 const ROOT_FILE: &str = "/var/run/secrets/istio/root-cert.pem";
@@ -38,6 +40,9 @@ pub(crate) fn container(plan: &Plan<'_>, owner: &Owner, apps: &[Value]) -> Resul
     if plan.native {
         container["restartPolicy"] = json!("Always");
     }
+    if let Some((hook, command)) = hook(plan) {
+        container["lifecycle"] = json!({ hook: { "exec": { "command": command } } });
+    }
     if plan.status_port > 0 {
         let number = |name: &str, default: u32| {
             let text = plan.annotations.get(&format!("readiness.status.sidecar.istio.io/{name}"));
@@ -56,6 +61,21 @@ pub(crate) fn container(plan: &Plan<'_>, owner: &Owner, apps: &[Value]) -> Resul
     }
     plan.set_pull_policy(&mut container);
     Ok(container)
+}
+
+/// Returns the lifecycle hook and its command. Containers after an ordinary sidecar start once its hook has ended. A native
+/// sidecar ends after the containers, so it begins its drain at the end of the pod by a hook.
+fn hook(plan: &Plan<'_>) -> Option<(&'static str, Vec<String>)> {
+    let command = |words: &[&str]| [PROGRAM].iter().chain(words).map(|word| (*word).to_owned()).collect();
+    match (plan.native, plan.status_port) {
+        (false, _) if plan.holds() => Some(("postStart", command(&["wait"]))),
+        (true, MERGED_METRICS_PORT) => Some(("preStop", command(&["drain"]))),
+        (true, port @ 1..) => {
+            let url = format!("http://localhost:{port}/drain");
+            Some(("preStop", command(&["drain", "--url", &url])))
+        }
+        _ => None,
+    }
 }
 
 /// Returns the arguments of skysail-proxy. It reads its node from the environment.
