@@ -1,5 +1,6 @@
 //! Istio's own agent, unchanged, with our proxy as its Envoy. The agent writes the bootstrap, starts the program with
-//! Envoy's arguments, checks its readiness, merges its metrics, and ends it.
+//! Envoy's arguments, checks its readiness, merges its metrics, and ends it. And our proxy without the agent, with the
+//! environment of an injected pod.
 //!
 //! `test.sh` builds the agent from its Go module.
 
@@ -36,12 +37,20 @@ spec:
     metadata: {labels: {app: front, sidecar.istio.io/inject: 'false'}}
     spec:
       serviceAccountName: front
-      containers: [{name: web, image: registry.example/shop/web, ports: [{containerPort: 8080}]}]
+      containers:
+      - name: web
+        image: registry.example/shop/web
+        ports: [{name: http, containerPort: 8080}, {name: grpc, containerPort: 9090}, {name: tcp, containerPort: 7070}]
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: front, namespace: shop}
-spec: {selector: {app: front}, ports: [{name: http, port: 80, targetPort: 8080}]}
+spec:
+  selector: {app: front}
+  ports:
+  - {name: http, port: 80, targetPort: 8080}
+  - {name: grpc, port: 9090}
+  - {name: tcp, port: 7070}
 ";
 
 /// Creates the agent's working directory as in a pod of Istio's. Returns the command to run there. `settings` are added to
@@ -159,6 +168,147 @@ fn istios_agent_runs_our_proxy() {
     assert!(!logged().contains("Envoy exited with error"), "{}", logged());
     // In a pod the container ends with the agent, so the agent need not wait for the program's end.
     mesh.call("front", "http://127.0.0.1:15000/quitquitquit", &["-X", "POST"]);
+}
+
+/// Environment of an injected pod besides that of [`container`].
+const INJECTED: [&str; 12] = [
+    "ISTIO_META_APP_CONTAINERS=web",
+    "ISTIO_META_INTERCEPTION_MODE=REDIRECT",
+    "ISTIO_META_MESH_ID=cluster.local",
+    "ISTIO_META_NETWORK=n",
+    "ISTIO_META_NODE_NAME=node-1",
+    "ISTIO_META_OWNER=kubernetes://apis/apps/v1/namespaces/shop/deployments/front",
+    "ISTIO_META_IDLE_TIMEOUT=300s",
+    "ISTIO_METAJSON_MORE={\"OWN\": {\"a\": [1, true]}}",
+    "ISTIO_METAJSON_LABELS={\"fixed\": \"yes\"}",
+    r#"ISTIO_META_POD_PORTS=[{"name":"http","containerPort":8080,"protocol":"TCP"},{"containerPort":9090,"protocol":"TCP"}]"#,
+    "SECRET_TTL=1h",
+    r#"ISTIO_KUBE_APP_PROBERS={
+        "/app-health/web/readyz": {"httpGet": {"path": "/", "port": 8080}, "timeoutSeconds": 5},
+        "/app-health/web/livez": {"tcpSocket": {"port": 7070}, "timeoutSeconds": 5},
+        "/app-health/web/startupz": {"grpc": {"port": 9090}, "timeoutSeconds": 5},
+        "/app-health/other/readyz": {"httpGet": {"path": "/status/418", "port": 8080}, "timeoutSeconds": 5},
+        "/app-health/other/livez": {"tcpSocket": {"port": 7071}},
+        "/app-lifecycle/web/prestopz": {"httpGet": {"path": "/status/202", "port": 8080}}}"#,
+];
+/// Metadata of Istio's agent that the proxy without the agent does not send: they describe the agent's Envoy.
+const OF_AGENT: [&str; 6] = [
+    "ENVOY_PROMETHEUS_PORT",
+    "ENVOY_SKIP_DEPRECATED_LOGS",
+    "ENVOY_STATUS_PORT",
+    "METADATA_DISCOVERY",
+    "PILOT_SAN",
+    "WORKLOAD_IDENTITY_SOCKET_FILE",
+];
+/// Settings that Istio's agent adds to the metadata `PROXY_CONFIG`: defaults of Istio.
+const DEFAULTS: [&str; 8] = [
+    "configPath",
+    "controlPlaneAuthPolicy",
+    "drainDuration",
+    "proxyAdminPort",
+    "serviceCluster",
+    "statNameLength",
+    "statusPort",
+    "terminationDrainDuration",
+];
+
+#[test]
+fn without_the_agent_our_proxy_does_its_work_in_a_pod() {
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), MESH).ready();
+    let home = tempfile::tempdir().unwrap();
+    let info = home.path().join("etc/istio/pod");
+    fs::create_dir_all(&info).unwrap();
+    fs::write(info.join("labels"), "app=\"front\"\npod-template-hash=\"abc\"\nversion=\"v1\"\n").unwrap();
+    fs::write(info.join("annotations"), "note=\"a \\\"b\\\"\\n\\u00e9\"\n").unwrap();
+    let settings =
+        json!({"tracingServiceName": "CANONICAL_NAME_ONLY", "proxyMetadata": {"ISTIO_META_A": "b"}});
+    let command = container(&mesh, home.path(), "front", &settings, &INJECTED);
+    let start = |command: &[String]| {
+        let command: Vec<&str> = command.iter().map(String::as_str).collect();
+        let log = || fs::File::options().create(true).append(true).open(home.path().join("log")).unwrap();
+        mesh.command(&command).stdout(log()).stderr(log()).spawn().unwrap()
+    };
+    let logged = || fs::read_to_string(home.path().join("log")).unwrap();
+    let call =
+        |url: &str, arguments: &[&str]| mesh.call("front", &format!("http://127.0.0.1:{url}"), arguments);
+    let ready = |port: u16| {
+        eventually(&format!("port {port} says that the proxy is ready"), || {
+            let answer = call(&format!("{port}/healthz/ready"), &[]);
+            if answer.status == Some(200) { Ok(()) } else { Err(format!("{answer:?}\n{}", logged())) }
+        });
+    };
+    let node = || -> Value {
+        let info: Value = serde_json::from_str(&call("15000/server_info", &[]).body).unwrap();
+        info["node"].clone()
+    };
+    let quit = |mut child: Child| {
+        call("15000/quitquitquit", &["-X", "POST"]);
+        eventually("it ends", || child.try_wait().unwrap().map(drop).ok_or_else(logged));
+    };
+
+    let agent = start(&command);
+    ready(15021);
+    let of_agent = node();
+    quit(agent);
+
+    let at = command.iter().position(|word| word.ends_with("/pilot-agent")).unwrap();
+    let file = |path: &str| home.path().join(path).to_str().unwrap().to_owned();
+    let mut own = command[..at].to_vec();
+    own.extend([
+        env!("CARGO_BIN_EXE_skysail").to_owned(),
+        "proxy".to_owned(),
+        "--discovery=10.244.0.1:15012".to_owned(),
+        format!("--ca-root={}", file("var/run/secrets/istio/root-cert.pem")),
+        format!("--token={}", file("var/run/secrets/tokens/istio-token")),
+        format!("--pod-info={}", info.display()),
+    ]);
+    let proxy = start(&own);
+    ready(15021);
+    ready(15020);
+    compare(node(), of_agent);
+
+    for (path, status) in [
+        ("/app-health/web/readyz", 200),
+        ("/app-health/web/livez", 200),
+        ("/app-health/web/startupz", 200),
+        ("/app-health/other/readyz", 418),
+        ("/app-health/other/livez", 500),
+        ("/app-lifecycle/web/prestopz", 202),
+        ("/app-health/third/readyz", 404),
+        ("/app-lifecycle/web/poststartz", 404),
+        ("/drain", 405),
+    ] {
+        let answer = call(&format!("15020{path}"), &[]);
+        assert_eq!(answer.status, Some(status), "{path}: {answer:?}\n{}", logged());
+    }
+    assert!(call("15020/stats/prometheus", &[]).body.contains("istio_agent_scrapes_total 1"));
+    assert_eq!(call("15020/drain", &["-X", "POST"]).status, Some(200));
+    assert_eq!(call("15020/healthz/ready", &[]).status, Some(503), "it drains");
+    assert_eq!(call("15020/quitquitquit", &["-X", "POST"]).status, Some(200));
+    quit(proxy);
+}
+
+/// Compares the node of our proxy with that of Istio's agent.
+fn compare(mut own: Value, mut of_agent: Value) {
+    let metadata = of_agent["metadata"].as_object_mut().unwrap();
+    for name in OF_AGENT {
+        assert!(metadata.remove(name).is_some(), "{name}: {metadata:?}");
+        assert!(own["metadata"][name].is_null(), "{name}");
+    }
+    // Go builds the agent without a version.
+    let version = own["metadata"].as_object_mut().unwrap().remove("ISTIO_VERSION");
+    assert_ne!(version, metadata.remove("ISTIO_VERSION"));
+    let settings = metadata["PROXY_CONFIG"].as_object_mut().unwrap();
+    for name in DEFAULTS {
+        assert!(own["metadata"]["PROXY_CONFIG"][name].is_null(), "{name}");
+        settings.remove(name);
+    }
+    for name in ["userAgentName", "user_agent_name", "extensions", "client_features"] {
+        of_agent.as_object_mut().unwrap().remove(name);
+        own.as_object_mut().unwrap().remove(name);
+    }
+    let text = |node: &Value| serde_json::to_string_pretty(node).unwrap();
+    assert!(own == of_agent, "ours: {}\nof the agent: {}", text(&own), text(&of_agent));
 }
 
 /// Machines with agents, and a client with a sidecar. The groups have the probes that the agents run.
