@@ -31,3 +31,4 @@ pub use documents::{DocumentError, InjectedText, Namespaces, inject_text, namesp
 pub use plan::{InjectError, Owner};
 pub use pod::{Injected, inject};
 pub use settings::{Interceptor, MeshSettingsError, Settings};
+pub use text::yaml;

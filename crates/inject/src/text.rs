@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 /// Returns a document in block style, with a line feed at its end.
-pub(crate) fn yaml(value: &Value) -> String {
+pub fn yaml(value: &Value) -> String {
     let mut out = String::new();
     match value {
         Value::Object(map) if !map.is_empty() => block(value, 0, &mut out),

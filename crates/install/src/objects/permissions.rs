@@ -1,0 +1,82 @@
+//! The service account of the control plane, and what it may do.
+
+use std::collections::BTreeMap;
+
+use kube::{api::ApiResource, core::GroupVersionKind};
+use serde_json::{Value, json};
+use skysail_model::api::Kind;
+
+use super::labels;
+use crate::{
+    object::{Object, ObjectKind},
+    settings::Target,
+};
+
+/// API group of roles.
+const GROUP: &str = "rbac.authorization.k8s.io";
+
+/// Returns the service account, the roles and their bindings.
+pub(super) fn objects(target: &Target) -> Vec<Object> {
+    let metadata = json!({ "labels": labels(target) });
+    let (name, everywhere, namespace) = (&target.name(), &target.cluster_name(), &target.namespace);
+    let object = |kind, name: &str, mut fields: Value| {
+        fields["metadata"] = metadata.clone();
+        Object::new(kind, namespace, name, fields)
+    };
+    let subjects = json!([{ "kind": "ServiceAccount", "name": name, "namespace": namespace }]);
+    let role = |kind: &str, name: &str| json!({ "apiGroup": GROUP, "kind": kind, "name": name });
+    let binding = |role: Value| json!({ "roleRef": role, "subjects": subjects });
+    vec![
+        object(ObjectKind::SERVICE_ACCOUNT, name, json!({})),
+        object(ObjectKind::CLUSTER_ROLE, everywhere, json!({ "rules": cluster_rules() })),
+        object(ObjectKind::CLUSTER_ROLE_BINDING, everywhere, binding(role("ClusterRole", everywhere))),
+        object(ObjectKind::ROLE, name, json!({ "rules": namespace_rules() })),
+        object(ObjectKind::ROLE_BINDING, name, binding(role("Role", name))),
+    ]
+}
+
+/// Returns the kinds that the control plane watches. It knows the workloads of other kinds by their pods.
+pub(super) fn watched_kinds() -> impl Iterator<Item = Kind> {
+    Kind::ALL.iter().copied().filter(|kind| !matches!(kind.group(), "apps" | "batch"))
+}
+
+/// Returns what the control plane may do in all namespaces.
+fn cluster_rules() -> Vec<Value> {
+    let mut by_group: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for kind in watched_kinds() {
+        // The plural does not depend on the version.
+        let named = GroupVersionKind::gvk(kind.group(), "v1", kind.as_str());
+        by_group.entry(kind.group()).or_default().push(ApiResource::from_gvk(&named).plural);
+    }
+    let watch = |(group, mut resources): (&str, Vec<String>)| {
+        resources.sort_unstable();
+        rule(group, &resources, &["get", "list", "watch"])
+    };
+    let mut rules: Vec<Value> = by_group.into_iter().map(watch).collect();
+    rules.extend([
+        // The trust bundle for sidecars (ConfigMap istio-ca-root-cert), in each namespace.
+        rule("", &["configmaps"], &["create", "update", "patch"]),
+        // The trust bundle for the API server (caBundle).
+        rule(
+            "admissionregistration.k8s.io",
+            &["mutatingwebhookconfigurations"],
+            &["get", "list", "watch", "update", "patch"],
+        ),
+        // Tokens of service accounts.
+        rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
+        json!({ "nonResourceURLs": ["/.well-known/openid-configuration", "/openid/v1/jwks"],
+                "verbs": ["get"] }),
+    ]);
+    rules
+}
+
+/// Returns what the control plane may do in its namespace.
+fn namespace_rules() -> Vec<Value> {
+    // The certificate authority.
+    vec![rule("", &["secrets"], &["get", "list", "watch", "create", "update", "patch"])]
+}
+
+fn rule(group: &str, resources: &[impl AsRef<str>], verbs: &[&str]) -> Value {
+    let resources: Vec<&str> = resources.iter().map(AsRef::as_ref).collect();
+    json!({ "apiGroups": [group], "resources": resources, "verbs": verbs })
+}
