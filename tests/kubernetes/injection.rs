@@ -85,7 +85,7 @@ fn an_api_server_accepts_every_kind_of_injected_workload() {
     for annotations in [
         json!({}),
         json!({ "sidecar.istio.io/nativeSidecar": "false" }),
-        json!({ "sidecar.istio.io/interceptionMode": "TPROXY" }),
+        json!({ "sidecar.istio.io/capNetBindService": "true" }),
         json!({ "sidecar.istio.io/proxyCPULimit": "1", "sidecar.istio.io/userVolume": "{\"a\": {\"emptyDir\": {}}}",
                 "sidecar.istio.io/userVolumeMount": "{\"a\": {\"mountPath\": \"/a\"}}" }),
     ] {

@@ -62,7 +62,7 @@ pub(crate) struct InjectArgs {
 /// Part that redirects connections.
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
 enum Interception {
-    /// An init container in each pod, with the capabilities NET_ADMIN and NET_RAW.
+    /// An init container in each pod, with the capability NET_ADMIN.
     #[default]
     Init,
     /// A CNI plugin on the nodes.

@@ -186,12 +186,17 @@ mod tests {
 
     #[test]
     fn a_pod_that_cannot_be_injected_is_refused() {
-        let pod = json!({ "metadata": { "annotations": { "sidecar.istio.io/proxyCPU": "much" } },
-            "spec": { "containers": [{ "name": "web" }] } });
-        let response = answer(&pod, "/inject");
-        assert_eq!(response["allowed"], false);
-        let message = response["status"]["message"].as_str().unwrap_or_default();
-        assert!(message.contains("sidecar.istio.io/proxyCPU: \"much\" is not a quantity"), "{message}");
+        for (name, value, problem) in [
+            ("sidecar.istio.io/proxyCPU", "much", "sidecar.istio.io/proxyCPU: \"much\" is not a quantity"),
+            ("sidecar.istio.io/interceptionMode", "TPROXY", "interceptionMode TPROXY is not supported"),
+        ] {
+            let pod = json!({ "metadata": { "annotations": { name: value } },
+                "spec": { "containers": [{ "name": "web" }] } });
+            let response = answer(&pod, "/inject");
+            assert_eq!(response["allowed"], false);
+            let message = response["status"]["message"].as_str().unwrap_or_default();
+            assert!(message.contains(problem), "{message}");
+        }
     }
 
     #[test]

@@ -36,24 +36,25 @@ pub struct Owner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Redirect,
-    Tproxy,
     None,
 }
 
 impl Mode {
-    pub(crate) fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Result<Self, InjectError> {
+        let wrong = |problem: &str| Err(InjectError::Config(format!("interceptionMode {problem}")));
         match text {
-            "REDIRECT" => Some(Self::Redirect),
-            "TPROXY" => Some(Self::Tproxy),
-            "NONE" => Some(Self::None),
-            _ => None,
+            "REDIRECT" => Ok(Self::Redirect),
+            "NONE" => Ok(Self::None),
+            "TPROXY" => {
+                wrong("TPROXY is not supported: the sidecar has no transparent listeners; write REDIRECT")
+            }
+            _ => wrong("is not REDIRECT, TPROXY or NONE"),
         }
     }
 
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Redirect => "REDIRECT",
-            Self::Tproxy => "TPROXY",
             Self::None => "NONE",
         }
     }
@@ -111,9 +112,7 @@ impl<'a> Plan<'a> {
         let config = proxy_config(&annotations, settings)?;
         let text = |name: &str| config.get(name).and_then(Value::as_str);
         let mode = annotations.get("sidecar.istio.io/interceptionMode").or_else(|| text("interceptionMode"));
-        let mode = Mode::parse(mode.unwrap_or("REDIRECT")).ok_or_else(|| {
-            InjectError::Config("interceptionMode is not REDIRECT, TPROXY or NONE".to_owned())
-        })?;
+        let mode = Mode::parse(mode.unwrap_or("REDIRECT"))?;
         let native = annotations.boolean("sidecar.istio.io/nativeSidecar");
         let image = annotations.get("sidecar.istio.io/proxyImage").filter(|image| image.contains('/'));
         let labels = text_map(&pod["metadata"]["labels"]);

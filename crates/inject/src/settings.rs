@@ -9,7 +9,7 @@ pub(crate) const NAME: &str = "istio-proxy";
 /// Part that redirects connections to the sidecar.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Interceptor {
-    /// An init container in the pod, with the capabilities NET_ADMIN and NET_RAW.
+    /// An init container in the pod, with the capability NET_ADMIN.
     #[default]
     InitContainer,
     /// A CNI plugin on the node. The pod passes the "restricted" pod security standard.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use skysail_core::names::{HEALTH_PORT, MERGED_METRICS_PORT, METRICS_PORT, TOKEN_AUDIENCE};
 
 use crate::{
-    plan::{InjectError, Mode, Owner, Plan},
+    plan::{InjectError, Owner, Plan},
     settings::NAME,
 };
 
@@ -153,27 +153,20 @@ fn environment(plan: &Plan<'_>, owner: &Owner, apps: &[Value]) -> Vec<Value> {
     variables
 }
 
-/// Returns the security context. It passes the "restricted" pod security standard, except in the two cases that need
-/// capabilities.
+/// Returns the security context. It passes the "restricted" pod security standard, unless the sidecar needs a capability.
 fn security(plan: &Plan<'_>) -> Value {
     let bind = plan.annotations.get("sidecar.istio.io/capNetBindService") == Some("true");
-    let tproxy = plan.mode == Mode::Tproxy;
-    let added: Vec<&str> = [(tproxy, "NET_ADMIN"), (bind, "NET_BIND_SERVICE")]
-        .into_iter()
-        .filter_map(|(needed, name)| needed.then_some(name))
-        .collect();
-    let root = !added.is_empty();
     let mut capabilities = json!({ "drop": ["ALL"] });
-    if root {
-        capabilities["add"] = json!(added);
+    if bind {
+        capabilities["add"] = json!(["NET_BIND_SERVICE"]);
     }
     json!({
         "allowPrivilegeEscalation": false,
         "privileged": false,
         "capabilities": capabilities,
         "readOnlyRootFilesystem": true,
-        "runAsNonRoot": !root,
-        "runAsUser": if root { 0 } else { plan.user },
+        "runAsNonRoot": !bind,
+        "runAsUser": if bind { 0 } else { plan.user },
         "runAsGroup": plan.group,
         "seccompProfile": { "type": "RuntimeDefault" },
     })

@@ -36,7 +36,7 @@ pub(crate) fn container(plan: &Plan<'_>) -> Option<Value> {
         security["runAsUser"] = json!(plan.user);
         security["runAsGroup"] = json!(plan.group);
     } else {
-        security["capabilities"]["add"] = json!(["NET_ADMIN", "NET_RAW"]);
+        security["capabilities"]["add"] = json!(["NET_ADMIN"]);
         security["readOnlyRootFilesystem"] = json!(false);
         security["runAsNonRoot"] = json!(false);
         security["runAsUser"] = json!(ROOT);
@@ -64,9 +64,11 @@ fn arguments(plan: &Plan<'_>, cni: bool) -> Vec<String> {
     let mut option = |name: &str, value: &str| arguments.extend([name.to_owned(), value.to_owned()]);
     option("-p", &OUTBOUND_PORT.to_string());
     option("-z", &INBOUND_PORT.to_string());
-    // With TPROXY, the sidecar runs as root, and its group identifies its connections.
-    let user = if plan.mode == Mode::Tproxy { plan.group } else { plan.user };
-    option("-u", &user.to_string());
+    option("-u", &plan.user.to_string());
+    // A sidecar with a capability runs as root, and only its group identifies its connections.
+    if plan.group != plan.user && plan.group > 0 {
+        option("-g", &plan.group.to_string());
+    }
     option("-m", plan.mode.as_str());
     option("-i", annotation("includeOutboundIPRanges").unwrap_or("*"));
     option("-x", annotation("excludeOutboundIPRanges").unwrap_or_default());
