@@ -73,6 +73,8 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 /// Connects from a loopback address. Connections from the address of the probe are not redirected.
 fn connect(from: IpAddr, to: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+    // The connection ends by a reset, so it leaves nothing at the port of the sidecar.
+    socket.set_linger(Some(Duration::ZERO))?;
     socket.bind(&SocketAddr::from((from, 0)).into())?;
     socket.connect_timeout(&to.into(), RETRY)?;
     Ok(socket)
