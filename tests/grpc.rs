@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 use skysail_core::SpiffeId;
 use skysail_identity::{
     Authority, KeyAndCsr,
-    rotation::{Lifetimes, SelfSigned},
+    rotation::{Lifetimes, folder::Folder},
 };
 use skysail_testkit::{Setup, eventually};
 
@@ -108,8 +108,8 @@ impl Control {
     fn start(files: &[(&str, &str)]) -> Self {
         let (folder, ca) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let lifetimes = Lifetimes { certificate: DAY, root: 100 * DAY };
-        let authority =
-            SelfSigned::open(Some(ca.path()), lifetimes, SystemTime::now()).unwrap().authority().unwrap();
+        let made = Folder::open(ca.path()).unwrap().load(lifetimes, SystemTime::now()).unwrap();
+        let authority = made.authority().unwrap();
         files.iter().for_each(|(name, text)| fs::write(folder.path().join(name), text).unwrap());
         let mut command = Command::new(env!("CARGO_BIN_EXE_skysail"));
         command

@@ -18,7 +18,7 @@ use std::{
 use serde_json::{Value, json};
 use skysail_identity::{
     Issuer, ServiceAccount,
-    rotation::{Lifetimes, SelfSigned},
+    rotation::{Lifetimes, folder::Folder},
 };
 use skysail_testkit::eventually;
 
@@ -153,7 +153,7 @@ fn discovery_continues(way: Way) {
     let home = folder.path();
     let lifetimes = Lifetimes { certificate: DAY, root: 100 * DAY };
     for authority in ["first", "second"] {
-        SelfSigned::open(Some(&home.join(authority)), lifetimes, SystemTime::now()).unwrap();
+        Folder::open(&home.join(authority)).unwrap().load(lifetimes, SystemTime::now()).unwrap();
     }
     let issuer = Issuer::generate().unwrap();
     let account = ServiceAccount { namespace: "default".into(), name: "a".into(), pod: None };

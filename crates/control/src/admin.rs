@@ -159,7 +159,7 @@ async fn ready(State(pages): State<Arc<Pages>>) -> (StatusCode, &'static str) {
 
 /// Starts a rotation of the root.
 async fn rotate(State(pages): State<Arc<Pages>>) -> (StatusCode, String) {
-    match pages.authority.rotate() {
+    match pages.authority.rotate().await {
         Ok(()) => (StatusCode::OK, "rotation started; /debug/ca shows its step\n".to_owned()),
         Err(reason) => (StatusCode::CONFLICT, format!("{reason}\n")),
     }

@@ -1,53 +1,50 @@
 //! The certificate authority of the mesh. A self-signed one changes with the steps of a root rotation, a plugged-in one
-//! with the files in `--ca-dir`.
+//! with its files. The manager uses what the store holds. It stores a step of a rotation before it uses the step.
+
+mod store;
 
 use std::{
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use serde::Serialize;
 use skysail_identity::{
     Authority,
-    cacerts::Files,
     cacerts::RootInfo,
     rotation::{Lifetimes, SelfSigned, Step},
 };
 use tokio::sync::{Notify, watch};
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
-use skysail_source::watch_folder;
+use self::store::{Held, Store};
 
-/// Interval at which the clock and the files are read even if no event arrives.
+/// Interval at which the clock and the store are read even if no event arrives.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
-/// Files are loaded after they have not changed for this time, so that a set of files is complete.
-const SETTLE_TIME: Duration = Duration::from_secs(1);
 /// Interval of the warning that a plugged-in authority expires soon.
 const WARNING_INTERVAL: Duration = Duration::from_secs(24 * 3600);
+/// Interval of messages about the same problem.
+const PROBLEM_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Provides the current authority and replaces it.
 pub(crate) struct AuthorityManager {
-    source: Mutex<AuthoritySource>,
+    /// Locked while the authority changes.
+    store: tokio::sync::Mutex<Store>,
+    used: Mutex<Used>,
     current: watch::Sender<Arc<Authority>>,
     /// Notified when an administrator has started a rotation.
     rotation_started: Notify,
 }
 
-/// Origin of the authority.
-enum AuthoritySource {
-    SelfSigned(SelfSigned),
-    PluggedIn(PluggedIn),
-}
-
-/// An authority whose files the operator provides.
-struct PluggedIn {
-    directory: PathBuf,
-    /// Files of the current authority.
-    files: Files,
+/// The authority in use.
+struct Used {
+    held: Held,
+    /// Its place, for messages.
+    place: String,
     since: SystemTime,
-    /// Reason why the files in the directory cannot be used.
-    problem: Option<String>,
+    /// Reason why the store cannot be used, and the time of the last message about it.
+    problem: Option<(String, Instant)>,
     /// Time of the last warning about its expiry.
     warned_at: Option<SystemTime>,
 }
@@ -63,7 +60,7 @@ pub(crate) struct AuthorityStatus {
     /// End of this step; `None` for a plugged-in authority.
     until: Option<u64>,
     waits_for: &'static str,
-    /// Reason why the files in `--ca-dir` cannot be used.
+    /// Reason why what the store holds cannot be used, or why a step cannot be stored.
     pub(crate) problem: Option<String>,
     /// Expiry of the signing certificate.
     pub(crate) not_after: u64,
@@ -84,35 +81,19 @@ pub(crate) struct RootStatus {
 impl AuthorityManager {
     /// Opens the authority in a directory. Without a directory, it lasts until the process ends.
     pub(crate) fn open(directory: Option<&Path>, lifetimes: Lifetimes) -> anyhow::Result<Self> {
-        let now = SystemTime::now();
-        let (source, authority) = match directory {
-            Some(directory) if Files::are_in(directory) => {
-                let files = Files::read(directory)?;
-                let authority = files.authority()?;
-                info!(folder = %directory.display(), "plugged-in certificate authority loaded");
-                let directory = directory.to_owned();
-                (
-                    AuthoritySource::PluggedIn(PluggedIn {
-                        directory,
-                        files,
-                        since: now,
-                        problem: None,
-                        warned_at: None,
-                    }),
-                    authority,
-                )
-            }
-            directory => {
-                let self_signed = SelfSigned::open(directory, lifetimes, now)?;
-                let authority = self_signed.authority()?;
-                (AuthoritySource::SelfSigned(self_signed), authority)
-            }
-        };
-        let manager = Self {
-            source: Mutex::new(source),
-            current: watch::Sender::new(Arc::new(authority)),
-            rotation_started: Notify::new(),
-        };
+        let (store, held) = Store::open(directory, lifetimes)?;
+        Self::new(store, held)
+    }
+
+    fn new(store: Store, held: Held) -> anyhow::Result<Self> {
+        let current = watch::Sender::new(Arc::new(held.authority()?));
+        let place = store.place();
+        if let Held::PluggedIn(_) = held {
+            info!(place, "plugged-in certificate authority loaded");
+        }
+        let used = Used { held, place, since: SystemTime::now(), problem: None, warned_at: None };
+        let manager =
+            Self { store: store.into(), used: used.into(), current, rotation_started: Notify::new() };
         manager.log_status();
         Ok(manager)
     }
@@ -127,18 +108,19 @@ impl AuthorityManager {
         self.current.subscribe()
     }
 
-    fn source(&self) -> std::sync::MutexGuard<'_, AuthoritySource> {
-        self.source.lock().unwrap_or_else(PoisonError::into_inner)
+    fn used(&self) -> std::sync::MutexGuard<'_, Used> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn status(&self) -> AuthorityStatus {
-        // The authority changes under this lock only, so the source and the authority match.
-        let source = self.source();
+        // The authority changes under this lock only, so both match.
+        let used = self.used();
         let authority = self.current();
         let mut roots: Vec<_> = authority.described().iter().map(|root| RootStatus::of(root, true)).collect();
         let not_after = seconds(authority.not_after());
-        match &*source {
-            AuthoritySource::SelfSigned(self_signed) => {
+        let problem = used.problem.as_ref().map(|(problem, _)| problem.clone());
+        match &used.held {
+            Held::SelfSigned(self_signed) => {
                 let retired = self_signed.retired().ok().flatten();
                 roots.extend(retired.map(|root| RootStatus::of(&root, false)));
                 AuthorityStatus {
@@ -147,18 +129,18 @@ impl AuthorityManager {
                     since: seconds(self_signed.since()),
                     until: Some(seconds(self_signed.until())),
                     waits_for: self_signed.step().waits_for(),
-                    problem: None,
+                    problem,
                     not_after,
                     roots,
                 }
             }
-            AuthoritySource::PluggedIn(plugged_in) => AuthorityStatus {
+            Held::PluggedIn(_) => AuthorityStatus {
                 kind: "plugged-in",
                 step: Step::Settled,
-                since: seconds(plugged_in.since),
+                since: seconds(used.since),
                 until: None,
                 waits_for: "its files to be replaced",
-                problem: plugged_in.problem.clone(),
+                problem,
                 not_after,
                 roots,
             },
@@ -166,45 +148,93 @@ impl AuthorityManager {
     }
 
     /// Starts a rotation of the root.
-    pub(crate) fn rotate(&self) -> Result<(), String> {
-        let now = SystemTime::now();
-        let begun = match &mut *self.source() {
-            AuthoritySource::PluggedIn(plugged_in) => {
-                return Err(format!(
-                    "a plugged-in authority is rotated by its files: in {}, add the new root to root-cert.pem; after the lifetime of a \
-                     certificate, replace the files that sign (ca-cert.pem, ca-key.pem, cert-chain.pem)",
-                    plugged_in.directory.display()
-                ));
-            }
-            AuthoritySource::SelfSigned(self_signed) => {
-                self.change(self_signed, |self_signed| self_signed.rotate(now))
-            }
+    pub(crate) async fn rotate(&self) -> Result<(), String> {
+        let is_started = match self.plugged_in() {
+            Some(_) => false,
+            None => self
+                .change(|used| used.rotated(SystemTime::now()))
+                .await
+                .map_err(|error| format!("{error:#}"))?,
         };
-        match begun {
-            Ok(true) => {
-                self.rotation_started.notify_one();
-                self.log_status();
-                Ok(())
-            }
-            Ok(false) => {
-                Err("a rotation of the root is already in progress; /debug/ca shows its step".to_owned())
-            }
-            Err(error) => Err(error.to_string()),
+        if is_started {
+            self.rotation_started.notify_one();
+            return Ok(());
         }
+        Err(match self.plugged_in() {
+            None => "a rotation of the root is already in progress; /debug/ca shows its step".to_owned(),
+            Some(place) => format!(
+                "a plugged-in authority is rotated by its files: in {place}, add the new root to root-cert.pem; after the lifetime of a \
+                 certificate, replace the files that sign (ca-cert.pem, ca-key.pem, cert-chain.pem)"
+            ),
+        })
     }
 
-    /// Changes a self-signed authority and publishes the result.
-    fn change(
+    /// Returns the place of the authority if it is plugged in.
+    fn plugged_in(&self) -> Option<String> {
+        let used = self.used();
+        matches!(used.held, Held::PluggedIn(_)).then(|| used.place.clone())
+    }
+
+    /// Uses what the store holds. If that is a self-signed authority, stores its next state, if there is one, and uses
+    /// that. Returns whether there was one.
+    async fn change(
         &self,
-        self_signed: &mut SelfSigned,
-        change: impl FnOnce(&mut SelfSigned) -> Result<bool, skysail_identity::Error>,
-    ) -> Result<bool, skysail_identity::Error> {
-        let before = self_signed.step();
-        let changed = change(self_signed);
-        if self_signed.step() != before {
-            self.current.send_replace(Arc::new(self_signed.authority()?));
+        next: impl Fn(&SelfSigned) -> Result<Option<SelfSigned>, skysail_identity::Error>,
+    ) -> anyhow::Result<bool> {
+        let mut store = self.store.lock().await;
+        let used = self.used().held.clone();
+        let held = store.load(used).await?;
+        self.adopt(&store, &held)?;
+        let Held::SelfSigned(mut held) = held else { return Ok(false) };
+        let next = next(&held)?;
+        let is_new = next.is_some();
+        if let Some(next) = next {
+            // A state that cannot sign is not stored.
+            next.authority()?;
+            store.replace(&next)?;
+            self.adopt(&store, &Held::SelfSigned(next.clone()))?;
+            held = next;
         }
-        changed
+        store.write_roots(&held)?;
+        Ok(is_new)
+    }
+
+    /// Uses an authority that is stored.
+    fn adopt(&self, store: &Store, held: &Held) -> Result<(), skysail_identity::Error> {
+        let mut used = self.used();
+        if *held == used.held {
+            return Ok(());
+        }
+        let is_published = match (held, &used.held) {
+            (Held::SelfSigned(new), Held::SelfSigned(old)) => {
+                (new.step(), new.roots_pem()) != (old.step(), old.roots_pem())
+            }
+            _ => true,
+        };
+        if is_published {
+            let before = self.current.send_replace(Arc::new(held.authority()?));
+            warn_of_removed_root(&before, &self.current.borrow());
+        }
+        let problem = used.problem.take();
+        *used = Used {
+            held: held.clone(),
+            place: store.place(),
+            since: SystemTime::now(),
+            problem,
+            warned_at: None,
+        };
+        let place = used.place.clone();
+        drop(used);
+        match held {
+            Held::PluggedIn(_) => {
+                let after = self.current();
+                let roots: Vec<_> = after.described().iter().map(|root| &*root.name).collect();
+                info!(place, ?roots, "plugged-in certificate authority replaced");
+            }
+            Held::SelfSigned(_) if is_published => self.log_status(),
+            Held::SelfSigned(_) => {}
+        }
+        Ok(())
     }
 
     fn log_status(&self) {
@@ -215,15 +245,15 @@ impl AuthorityManager {
         info!(kind, step = step.name(), signs = ?signs, trusted, ?until, "certificate authority: waiting for {waits_for}");
     }
 
-    /// Runs the steps of rotations and loads changed files. Never returns.
+    /// Runs the steps of rotations and follows the store. Never returns.
     pub(crate) async fn run(self: Arc<Self>) {
         let changed = Arc::new(Notify::new());
-        let _watcher = self.watch(&changed);
+        let _watcher = self.store.lock().await.follow(&changed);
         let mut failed = false;
         loop {
-            let pause = match &*self.source() {
+            let pause = match &self.used().held {
                 // Bounded, because the system clock may be set.
-                AuthoritySource::SelfSigned(self_signed) if !failed => self_signed
+                Held::SelfSigned(self_signed) if !failed => self_signed
                     .until()
                     .duration_since(SystemTime::now())
                     .unwrap_or_default()
@@ -235,107 +265,60 @@ impl AuthorityManager {
                 () = changed.notified() => {}
                 () = self.rotation_started.notified() => {}
             }
-            match self.advance() {
-                None => self.load_files().await,
-                Some(result) => failed = result.is_err(),
-            }
+            let changed = self.change(|used| used.advanced(SystemTime::now())).await;
+            failed = changed.is_err();
+            self.used().report(changed.err());
+            self.warn_of_expiry();
         }
     }
 
-    /// Watches the directory of a plugged-in authority.
-    fn watch(&self, changed: &Arc<Notify>) -> Option<notify::RecommendedWatcher> {
-        let AuthoritySource::PluggedIn(plugged_in) = &*self.source() else { return None };
-        watch_folder(&plugged_in.directory, changed)
-    }
-
-    /// Runs the due step of a rotation. Returns `None` for a plugged-in authority.
-    fn advance(&self) -> Option<Result<(), skysail_identity::Error>> {
-        let advanced = match &mut *self.source() {
-            AuthoritySource::PluggedIn(_) => return None,
-            AuthoritySource::SelfSigned(self_signed) => {
-                self.change(self_signed, |self_signed| self_signed.advance(SystemTime::now()))
-            }
-        };
-        match &advanced {
-            Ok(true) => self.log_status(),
-            Ok(false) => {}
-            Err(error) => {
-                error!(%error, "rotation of the root failed; the current roots stay in use and the step is retried");
-            }
-        }
-        Some(advanced.map(drop))
-    }
-
-    /// Loads the authority in the directory after its files have settled.
-    async fn load_files(&self) {
-        let Some(directory) = (match &*self.source() {
-            AuthoritySource::PluggedIn(plugged_in) => Some(plugged_in.directory.clone()),
-            AuthoritySource::SelfSigned(_) => None,
-        }) else {
-            return;
-        };
-        let mut found = Files::read(&directory).map_err(|error| error.to_string());
-        loop {
-            if matches!((&found, &*self.source()), (Ok(files), AuthoritySource::PluggedIn(plugged_in)) if *files == plugged_in.files)
-            {
-                break;
-            }
-            tokio::time::sleep(SETTLE_TIME).await;
-            let again = Files::read(&directory).map_err(|error| error.to_string());
-            if std::mem::replace(&mut found, again.clone()) == again {
-                break;
-            }
-        }
-        let found = found.and_then(|files| {
-            let authority = files.authority().map_err(|error| error.to_string())?;
-            Ok((files, authority))
-        });
-        if let AuthoritySource::PluggedIn(plugged_in) = &mut *self.source() {
-            plugged_in.apply(found, &self.current);
+    /// Warns once a day about a plugged-in authority that expires soon.
+    fn warn_of_expiry(&self) {
+        let mut used = self.used();
+        let authority = self.current();
+        let now = SystemTime::now();
+        let life = authority.not_after().duration_since(authority.not_before()).unwrap_or_default();
+        let left = authority.not_after().duration_since(now).unwrap_or_default();
+        let was_logged = used.warned_at.is_some_and(|at| now < at + WARNING_INTERVAL);
+        if matches!(used.held, Held::PluggedIn(_)) && left < life / 5 && !was_logged {
+            used.warned_at = Some(now);
+            warn!(
+                place = used.place,
+                ?left,
+                "plugged-in certificate authority expires soon; replace its files"
+            );
         }
     }
 }
 
-impl PluggedIn {
-    fn apply(&mut self, found: Result<(Files, Authority), String>, current: &watch::Sender<Arc<Authority>>) {
-        let now = SystemTime::now();
-        match found {
-            Err(problem) => {
-                if self.problem.as_ref() != Some(&problem) {
-                    warn!(folder = %self.directory.display(), problem, "certificate authority in --ca-dir cannot be used; the current one stays in use");
-                }
-                self.problem = Some(problem);
-            }
-            Ok((files, authority)) => {
-                self.problem = None;
-                if files != self.files {
-                    let before = current.send_replace(Arc::new(authority));
-                    let after = current.borrow().clone();
-                    let trusted =
-                        |root: &&RootInfo| after.described().iter().any(|new| new.serial == root.serial);
-                    if let Some(removed) =
-                        before.described().iter().filter(|root| root.signs).find(|root| !trusted(root))
-                    {
-                        warn!(
-                            root = removed.name,
-                            "root-cert.pem no longer contains the root of the certificates in use: calls fail until all workloads have renewed \
-                               them; keep the old root in the file for the lifetime of a certificate"
-                        );
-                    }
-                    let roots: Vec<_> = after.described().iter().map(|root| &*root.name).collect();
-                    info!(folder = %self.directory.display(), ?roots, "plugged-in certificate authority replaced");
-                    (self.files, self.since, self.warned_at) = (files, now, None);
-                }
-            }
-        }
-        let authority = current.borrow().clone();
-        let life = authority.not_after().duration_since(authority.not_before()).unwrap_or_default();
-        let left = authority.not_after().duration_since(now).unwrap_or_default();
-        let was_logged = self.warned_at.is_some_and(|at| now < at + WARNING_INTERVAL);
-        if left < life / 5 && !was_logged {
-            self.warned_at = Some(now);
-            warn!(folder = %self.directory.display(), ?left, "plugged-in certificate authority expires soon; replace its files");
-        }
+impl Used {
+    /// Keeps the present problem, and logs it once a minute.
+    fn report(&mut self, problem: Option<anyhow::Error>) {
+        let Some(problem) = problem.map(|problem| format!("{problem:#}")) else {
+            self.problem = None;
+            return;
+        };
+        let logged = self.problem.as_ref().filter(|(known, _)| *known == problem).map(|(_, at)| *at);
+        let at = logged.filter(|at| at.elapsed() < PROBLEM_INTERVAL).unwrap_or_else(|| {
+            warn!(
+                place = self.place,
+                problem, "certificate authority cannot be used or changed; the current one stays in use, and this is tried again"
+            );
+            Instant::now()
+        });
+        self.problem = Some((problem, at));
+    }
+}
+
+/// Warns if a root of certificates in use is no longer trusted.
+fn warn_of_removed_root(before: &Authority, after: &Authority) {
+    let trusted = |root: &&RootInfo| after.described().iter().any(|new| new.serial == root.serial);
+    if let Some(removed) = before.described().iter().filter(|root| root.signs).find(|root| !trusted(root)) {
+        warn!(
+            root = removed.name,
+            "the root of the certificates in use is no longer trusted: calls fail until all workloads have renewed them; keep the old \
+             root in root-cert.pem for the lifetime of a certificate"
+        );
     }
 }
 

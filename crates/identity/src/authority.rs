@@ -276,7 +276,7 @@ pub(crate) fn margin(lifetime: Duration) -> Duration {
 }
 
 /// A self-signed root with its key (ECDSA P-256), PEM.
-#[derive(Clone, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Root {
     /// Certificate, PEM.
     pub certificate: String,

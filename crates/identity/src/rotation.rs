@@ -12,30 +12,25 @@
 //! clocks. Every certificate that is valid at the end of a step was issued after the step began. Distribute
 //! ends earlier if too little of the root's lifetime is left (`latest_switch`).
 //!
-//! The state is in one file, `authority.json`. Each write replaces the whole file, so a process can continue
-//! after a crash at any moment. `root-cert.pem` beside it is for other programs. The process locks the
-//! directory, because two processes would replace each other's roots. A root that has expired by the clock is
-//! not replaced, because the clock may be wrong and the key would be lost.
+//! [`SelfSigned`] is the state in memory. It computes the next state, and the caller stores that state before it uses
+//! it: in a directory ([`folder`]). So a process can continue after a crash at any moment. A root that has
+//! expired by the clock is not replaced, because the clock may be wrong and the key would be lost.
 
-use std::{
-    fs,
-    io::Write as _,
-    os::unix::fs::OpenOptionsExt as _,
-    path::{Path, PathBuf},
-    time::{Duration, SystemTime},
-};
+pub mod folder;
+
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Authority, Error,
     authority::{Root, margin},
-    cacerts::{Files, RootInfo, describe_root},
+    cacerts::{RootInfo, describe_root},
     identity::{certificates, describe},
 };
 
+/// Name of the stored state.
 const STATE: &str = "authority.json";
-const ROOTS: &str = "root-cert.pem";
 /// Minimum lifetime of a root, in lifetimes of certificates.
 const MIN_LIFETIMES: u32 = 10;
 
@@ -87,18 +82,16 @@ impl Step {
     }
 }
 
-/// A self-signed authority.
+/// A self-signed authority in a step of its rotation.
+#[derive(Clone, PartialEq)]
 pub struct SelfSigned {
-    /// Directory of the state; without one it is not stored.
-    folder: Option<PathBuf>,
-    /// Holds the lock of the directory.
-    _lock: Option<fs::File>,
-    lifetimes: Lifetimes,
+    /// Lifetime of the next root.
+    root_lifetime: Duration,
     state: State,
 }
 
 /// Stored state.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
 struct State {
     step: Step,
     since: SystemTime,
@@ -115,39 +108,64 @@ struct State {
     longer_until: SystemTime,
 }
 
+impl Lifetimes {
+    /// Checks that a root lives long enough for its rotation.
+    fn check(&self) -> Result<(), Error> {
+        let Self { certificate, root } = *self;
+        if root >= certificate * MIN_LIFETIMES {
+            return Ok(());
+        }
+        let problem = format!(
+            "a root must live at least {MIN_LIFETIMES} times as long as certificates; {root:?} and {certificate:?} were requested"
+        );
+        Err(Error::Authority { file: STATE, problem })
+    }
+}
+
 impl SelfSigned {
-    /// Opens the authority of a directory; creates one if it contains none. Without a directory the authority
-    /// exists only in memory.
-    ///
-    /// This function writes to an existing authority only if the lifetime of certificates has changed.
+    /// Returns an authority with a new root.
     ///
     /// # Errors
-    /// The directory cannot be read or written, or another process uses it. It contains other files or an
-    /// expired root. The lifetimes are inconsistent.
-    pub fn open(folder: Option<&Path>, lifetimes: Lifetimes, now: SystemTime) -> Result<Self, Error> {
-        let Lifetimes { certificate, root } = lifetimes;
-        if root < certificate * MIN_LIFETIMES {
-            let problem = format!(
-                "a root must live at least {MIN_LIFETIMES} times as long as certificates; {root:?} and {certificate:?} were requested"
-            );
-            return Err(Error::Authority { file: STATE, problem });
+    /// The lifetimes are inconsistent.
+    pub fn create(lifetimes: Lifetimes, now: SystemTime) -> Result<Self, Error> {
+        lifetimes.check()?;
+        let root = Root::generate(lifetimes.root, now)?;
+        Ok(Self { root_lifetime: lifetimes.root, state: State::settled(root, lifetimes.certificate, now)? })
+    }
+
+    /// Returns the authority of a stored state.
+    ///
+    /// # Errors
+    /// The lifetimes are inconsistent. The text is no valid state.
+    pub fn from_text(text: &str, lifetimes: Lifetimes) -> Result<Self, Error> {
+        lifetimes.check()?;
+        Ok(Self { root_lifetime: lifetimes.root, state: State::parse(text)? })
+    }
+
+    /// Returns the state for storage. It contains keys.
+    ///
+    /// # Errors
+    /// None in practice: every state can be encoded.
+    pub fn to_text(&self) -> Result<String, Error> {
+        serde_json::to_string_pretty(&self.state).map_err(|error| Error::Key(error.to_string()))
+    }
+
+    /// Returns the authority with another lifetime of the certificates that are signed from now on.
+    #[must_use]
+    pub fn with_lifetime(mut self, lifetime: Duration, now: SystemTime) -> Self {
+        if lifetime < self.state.lifetime {
+            self.state.longer_until = self.state.longer_until.max(now + self.state.lifetime);
         }
-        let lock = folder.map(lock).transpose()?;
-        let kept = folder.map(read).transpose()?.flatten();
-        let is_kept = kept.as_ref().is_some_and(|state| state.lifetime == certificate);
-        let state = match kept {
-            Some(state) => state.with_lifetime(certificate, now),
-            None => State::settled(Root::generate(root, now)?, certificate, now)?,
-        };
-        state.check_alive(now)?;
-        let mut opened = Self { folder: folder.map(Path::to_owned), _lock: lock, lifetimes, state };
-        if is_kept {
-            // The directory may be read-only. `advance` tries again and reports the error.
-            let _ = opened.write_roots();
-        } else {
-            opened.keep(opened.state.clone())?;
-        }
-        Ok(opened)
+        self.state.lifetime = lifetime;
+        self
+    }
+
+    /// Fails if the signing root has expired by the clock.
+    ///
+    /// # Errors
+    /// It has expired.
+    pub fn check_alive(&self, now: SystemTime) -> Result<(), Error> {
+        self.state.check_alive(now)
     }
 
     /// Returns the authority in its current step.
@@ -195,34 +213,35 @@ impl SelfSigned {
         Ok(Some(describe_root(&parsed, false)))
     }
 
-    /// Starts a rotation; returns `false` if one is in progress.
-    ///
-    /// # Errors
-    /// The new state cannot be stored, or the root has expired by the clock. [`Self::step`] then returns the
-    /// actual step.
-    pub fn rotate(&mut self, now: SystemTime) -> Result<bool, Error> {
-        self.state.check_alive(now)?;
-        if self.state.step != Step::Settled {
-            return Ok(false);
-        }
-        let next = Some(Root::generate(self.lifetimes.root, now)?);
-        let state = self.state.clone();
-        let until = state.renewed(now).min(state.latest_switch(now)?);
-        self.keep(State { step: Step::Distribute, since: now, until, next, ..state })?;
-        Ok(true)
+    /// Returns the trust bundle (PEM): the signing root first.
+    pub fn roots_pem(&self) -> String {
+        std::iter::once(&*self.state.signing.certificate).chain(self.other()).collect()
     }
 
-    /// Advances to the next step if the current one has ended; returns whether it did.
+    /// Returns the first step of a rotation; `None` if one is in progress.
     ///
     /// # Errors
-    /// The new state cannot be stored, or the root has expired by the clock. [`Self::step`] then returns the
-    /// actual step.
-    pub fn advance(&mut self, now: SystemTime) -> Result<bool, Error> {
+    /// The root has expired by the clock.
+    pub fn rotated(&self, now: SystemTime) -> Result<Option<Self>, Error> {
+        self.state.check_alive(now)?;
+        if self.state.step != Step::Settled {
+            return Ok(None);
+        }
+        let next = Some(Root::generate(self.root_lifetime, now)?);
+        let state = self.state.clone();
+        let until = state.renewed(now).min(state.latest_switch(now)?);
+        let state = State { step: Step::Distribute, since: now, until, next, ..state };
+        Ok(Some(Self { state, ..*self }))
+    }
+
+    /// Returns the next step if the current one has ended, else `None`.
+    ///
+    /// # Errors
+    /// The root has expired by the clock.
+    pub fn advanced(&self, now: SystemTime) -> Result<Option<Self>, Error> {
         self.state.check_alive(now)?;
         if now < self.state.until {
-            // The file may have been removed, or an earlier write may have failed.
-            self.write_roots()?;
-            return Ok(false);
+            return Ok(None);
         }
         let state = State { since: now, until: self.state.renewed(now), ..self.state.clone() };
         let state = match (state.step, state.next.clone()) {
@@ -235,36 +254,21 @@ impl SelfSigned {
                 let longer_until = state.longer_until;
                 State { longer_until, ..State::settled(state.signing, state.lifetime, now)? }
             }
-            (Step::Settled | Step::Distribute, _) => return self.rotate(now),
+            (Step::Settled | Step::Distribute, _) => return self.rotated(now),
         };
-        self.keep(state)?;
-        Ok(true)
-    }
-
-    fn keep(&mut self, state: State) -> Result<(), Error> {
-        if let Some(folder) = &self.folder {
-            let text = serde_json::to_string_pretty(&state).map_err(|error| Error::Key(error.to_string()))?;
-            write(&folder.join(STATE), &text, 0o600)?;
-        }
-        self.state = state;
-        self.write_roots()
-    }
-
-    /// Writes `root-cert.pem`, unless it is up to date or belongs to a plugged-in authority that the next start
-    /// will use.
-    fn write_roots(&self) -> Result<(), Error> {
-        if let Some(folder) = self.folder.as_ref().filter(|folder| !Files::are_in(folder)) {
-            let State { signing, .. } = &self.state;
-            let roots: String = std::iter::once(&*signing.certificate).chain(self.other()).collect();
-            if fs::read_to_string(folder.join(ROOTS)).ok().as_deref() != Some(&roots) {
-                write(&folder.join(ROOTS), &roots, 0o644)?;
-            }
-        }
-        Ok(())
+        Ok(Some(Self { state, ..*self }))
     }
 }
 
 impl State {
+    fn parse(text: &str) -> Result<Self, Error> {
+        let invalid = |problem: String| Error::Authority {
+            file: STATE,
+            problem: format!("it cannot be read: {problem}"),
+        };
+        serde_json::from_str(text).map_err(|error| invalid(error.to_string()))
+    }
+
     fn settled(signing: Root, lifetime: Duration, now: SystemTime) -> Result<Self, Error> {
         let (begin, end) = validity(&signing.certificate)?;
         let life = end.duration_since(begin).unwrap_or_default();
@@ -300,15 +304,6 @@ impl State {
         Err(Error::Authority { file: STATE, problem })
     }
 
-    /// Changes the lifetime of certificates that are signed from now on.
-    fn with_lifetime(mut self, lifetime: Duration, now: SystemTime) -> Self {
-        if lifetime < self.lifetime {
-            self.longer_until = self.longer_until.max(now + self.lifetime);
-        }
-        self.lifetime = lifetime;
-        self
-    }
-
     /// Returns the time by which every certificate signed before `now` has expired.
     fn renewed(&self, now: SystemTime) -> SystemTime {
         (now + self.lifetime).max(self.longer_until) + slack(self.lifetime)
@@ -332,69 +327,6 @@ fn validity(pem: &str) -> Result<(SystemTime, SystemTime), Error> {
     let certificates = certificates(pem.as_bytes(), STATE)?;
     let first = certificates.first().ok_or(Error::Certificate("none".into()))?;
     describe(first).map(|(_, begin, end)| (begin, end))
-}
-
-/// Locks the directory, and creates it if necessary. The lock lasts while the file is open. It works in
-/// read-only directories too.
-fn lock(folder: &Path) -> Result<fs::File, Error> {
-    let open = || {
-        fs::create_dir_all(folder)?;
-        fs::File::open(folder)
-    };
-    let file = open().map_err(|error| file_error(folder, error))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(fs::TryLockError::WouldBlock) => {
-            let problem = "another process uses the folder; each control plane needs one of its own, or an authority that is \
-                           plugged in"
-                .to_owned();
-            Err(Error::Authority { file: STATE, problem })
-        }
-        Err(fs::TryLockError::Error(error)) => Err(file_error(folder, error)),
-    }
-}
-
-/// Reads the stored state; `None` if there is none.
-fn read(folder: &Path) -> Result<Option<State>, Error> {
-    let path = folder.join(STATE);
-    let text = match fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !folder.join(ROOTS).exists() => {
-            return Ok(None);
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let problem = "it is missing, but root-cert.pem exists: restore it, or remove root-cert.pem to create a new \
-                           authority, which workloads with the old root do not trust"
-                .to_owned();
-            return Err(Error::Authority { file: STATE, problem });
-        }
-        Err(error) => return Err(file_error(&path, error)),
-    };
-    serde_json::from_str(&text)
-        .map(Some)
-        .map_err(|error| Error::Authority { file: STATE, problem: format!("it cannot be read: {error}") })
-}
-
-/// Replaces a file atomically.
-fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
-    let new = path.with_extension("new");
-    let replace = || {
-        // A file that a crashed process has left may have another mode.
-        match fs::remove_file(&new) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&new)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&new, path)?;
-        path.parent().map_or(Ok(()), |folder| fs::File::open(folder)?.sync_all())
-    };
-    replace().map_err(|error| file_error(path, error))
-}
-
-fn file_error(path: &Path, error: std::io::Error) -> Error {
-    Error::File { path: path.display().to_string(), error }
 }
 
 #[cfg(test)]

@@ -1,12 +1,49 @@
-use std::os::unix::fs::PermissionsExt as _;
+use std::{fs, ops::Deref, os::unix::fs::PermissionsExt as _, path::Path};
 
-use super::*;
+use super::{folder::Folder, *};
 
+const ROOTS: &str = "root-cert.pem";
 const HOUR: Duration = Duration::from_secs(3600);
 const LIFETIMES: Lifetimes = Lifetimes { certificate: HOUR, root: Duration::from_secs(1000 * 3600) };
 
-fn open(folder: &Path, lifetimes: Lifetimes, now: SystemTime) -> Result<SelfSigned, Error> {
-    SelfSigned::open(Some(folder), lifetimes, now)
+/// An authority in a directory, which has each of its states.
+struct Stored {
+    folder: Folder,
+    authority: SelfSigned,
+}
+
+impl Deref for Stored {
+    type Target = SelfSigned;
+
+    fn deref(&self) -> &SelfSigned {
+        &self.authority
+    }
+}
+
+impl Stored {
+    fn rotate(&mut self, now: SystemTime) -> Result<bool, Error> {
+        self.store(self.rotated(now)?)
+    }
+
+    fn advance(&mut self, now: SystemTime) -> Result<bool, Error> {
+        self.store(self.advanced(now)?)
+    }
+
+    fn store(&mut self, next: Option<SelfSigned>) -> Result<bool, Error> {
+        let is_new = next.is_some();
+        if let Some(next) = next {
+            self.folder.replace(&next)?;
+            self.authority = next;
+        }
+        self.folder.write_roots(&self.authority)?;
+        Ok(is_new)
+    }
+}
+
+fn open(path: &Path, lifetimes: Lifetimes, now: SystemTime) -> Result<Stored, Error> {
+    let folder = Folder::open(path)?;
+    let authority = folder.load(lifetimes, now)?;
+    Ok(Stored { folder, authority })
 }
 
 /// Returns the number of roots in the bundle, equal for the authority and the file, and the name of the signing
@@ -57,13 +94,12 @@ fn a_rotation_continues_after_restarts() {
 #[test]
 fn a_root_is_replaced_before_it_expires() {
     let now = SystemTime::now();
-    let mut authority = SelfSigned::open(None, LIFETIMES, now).unwrap();
+    let authority = SelfSigned::create(LIFETIMES, now).unwrap();
     assert!(authority.until() > now + 700 * HOUR && authority.until() < now + 900 * HOUR);
-    assert!(authority.advance(now + 900 * HOUR).unwrap());
-    assert_eq!(authority.step(), Step::Distribute);
+    assert_eq!(authority.advanced(now + 900 * HOUR).unwrap().unwrap().step(), Step::Distribute);
 
     let short = Lifetimes { root: 9 * HOUR, ..LIFETIMES };
-    let refused = SelfSigned::open(None, short, now).err().unwrap().to_string();
+    let refused = SelfSigned::create(short, now).err().unwrap().to_string();
     assert!(refused.contains("at least 10 times"), "{refused}");
 }
 
