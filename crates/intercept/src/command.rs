@@ -2,10 +2,11 @@
 //!
 //! Names and defaults of the options are those of Istio's `istio-iptables`, except where their help says otherwise.
 
-use std::{env, net::IpAddr, time::Duration};
+use std::{env, fmt, io, net::IpAddr, time::Duration};
 
 use clap::{builder::FalseyValueParser, value_parser};
 use nix::{
+    libc,
     net::if_::if_nametoindex,
     unistd::{getegid, geteuid},
 };
@@ -199,17 +200,19 @@ fn install(families: &'static [Family], interception: &Interception<'_>) -> Resu
     let tables: Vec<_> = families.iter().map(|family| (*family, interception.rules(*family))).collect();
     let installed =
         Socket::netfilter().and_then(|mut socket| nftables::replace(&mut socket, &by_reference(&tables)));
-    installed.map_err(|cause| match cause.kind() {
-        std::io::ErrorKind::PermissionDenied => Error::Capability("installing packet rules"),
-        _ => Error::Kernel { families: names(families), cause },
+    installed.map_err(|cause| match cause.raw_os_error() {
+        Some(libc::ENOENT | libc::EOPNOTSUPP | libc::EAFNOSUPPORT | libc::EPROTONOSUPPORT) => {
+            Error::Kernel { families: names(families), cause }
+        }
+        _ => Error::of("installing packet rules", cause),
     })
 }
 
 /// Assigns an address to `lo`, unless an earlier run did so.
-fn assign(address: IpAddr) -> std::io::Result<()> {
+fn assign(address: IpAddr) -> io::Result<()> {
     let index = if_nametoindex("lo")?;
     match netlink::assign(&mut Socket::route()?, index, address, 128) {
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other,
     }
 }
@@ -222,7 +225,7 @@ fn names(families: &[Family]) -> &'static str {
     if families.contains(&Family::V6) { "IPv4 and IPv6" } else { "IPv4" }
 }
 
-fn warn(text: impl std::fmt::Display) {
+fn warn(text: impl fmt::Display) {
     stdio::print_error(format_args!("warning: {text}"));
 }
 

@@ -2,6 +2,8 @@
 
 use std::{io, net::SocketAddr};
 
+use nix::libc;
+
 /// Exit code of Istio's `istio-validation` container, by which Istio's node agent finds pods to repair.
 const NOT_INTERCEPTED: u8 = 126;
 
@@ -69,7 +71,7 @@ impl Error {
 
     /// Returns the error of a system call that needs NET_ADMIN.
     pub(crate) fn of(what: &'static str, cause: io::Error) -> Self {
-        if cause.kind() == io::ErrorKind::PermissionDenied {
+        if cause.raw_os_error() == Some(libc::EPERM) {
             Self::Capability(what)
         } else {
             Self::System(what, cause)

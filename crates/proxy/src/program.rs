@@ -17,11 +17,11 @@ pub struct Program {
     sidecar: Args,
 
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<PodCommand>,
 }
 
 #[derive(Clone, Debug, clap::Subcommand)]
-enum Command {
+enum PodCommand {
     /// Redirect the connections of this pod to its sidecar: the init container of injected pods.
     Intercept(Box<InterceptArgs>),
     /// Wait until the sidecar of this pod is ready: the postStart hook of its container.
@@ -38,9 +38,9 @@ impl Program {
     pub fn run(self) -> anyhow::Result<u8> {
         match self.command {
             None => app::run(self.sidecar).map(|()| 0),
-            Some(Command::Wait(args)) => hooks::wait(&args).map(|()| 0),
-            Some(Command::Drain(args)) => hooks::drain(&args).map(|()| 0),
-            Some(Command::Intercept(args)) => Ok(skysail_intercept::run(&args).map_or_else(
+            Some(PodCommand::Wait(args)) => hooks::wait(&args).map(|()| 0),
+            Some(PodCommand::Drain(args)) => hooks::drain(&args).map(|()| 0),
+            Some(PodCommand::Intercept(args)) => Ok(skysail_intercept::run(&args).map_or_else(
                 |error| {
                     stdio::print_error(format_args!("skysail-proxy intercept: {error}"));
                     error.exit_code()

@@ -12,7 +12,7 @@ mod mesh;
 mod program;
 mod support;
 
-use std::{fs, net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{fs, net::SocketAddr, path::Path, process::Command, sync::Arc, time::Duration};
 
 use program::Program;
 use skysail_identity::{Authority, KeyAndCsr, TlsSpec};
@@ -40,6 +40,31 @@ async fn log_levels_change_at_run_time() {
     assert!(answer.contains("\n  skysail_proxy::app: info\n"), "{answer}");
     let log = program.quit().await;
     assert!(log.contains("quit requested, draining"), "{log}");
+}
+
+#[test]
+fn the_init_container_of_a_pod_runs_a_command_of_the_program() {
+    let run = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_skysail-proxy")).args(arguments).output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    // The arguments of `skysail inject`.
+    let arguments =
+        "intercept -p 15001 -z 15006 -u 1337 -m REDIRECT -i * -x  -b * -d 15090,15021,15020 -o 25 --dry-run";
+    let (code, rules, errors) = run(&arguments.split(' ').collect::<Vec<_>>());
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(rules.contains("meta skuid 1337 accept") && rules.contains("redirect to :15006"), "{rules}");
+    for (arguments, problem) in [
+        (&["intercept", "-m", "TPROXY"][..], "TPROXY is not supported"),
+        (&["intercept", "--redirect-dns"], "DNS capture is not supported"),
+        (&["intercept", "-u", "0"], "0 is root"),
+        (&["intercept", "-d", "http"], "\"http\" is not valid"),
+        (&["--bootstrap", "b.yaml", "intercept"], "cannot be used with"),
+    ] {
+        let (code, _, errors) = run(arguments);
+        assert!(code == Some(2) && errors.contains(problem), "{errors}");
+    }
 }
 
 /// `tests/admin.rs` covers requests from other hosts.
