@@ -4,5 +4,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panic")]
 
+mod authority;
 mod cluster;
 mod injection;

@@ -19,7 +19,9 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum CaArgs {
     /// Show the trusted root certificates and the state of their rotation.
-    #[command(after_help = "The exit code is 1 if the files in --ca-dir are invalid.")]
+    #[command(
+        after_help = "The exit code is 1 if the authority in --ca-dir or in its Secret cannot be used or changed."
+    )]
     Status(CaOptions),
     /// Start to rotate the root certificate of a self-signed authority. The rotation takes three times the lifetime of
     /// a certificate and interrupts no traffic.

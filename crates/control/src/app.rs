@@ -140,9 +140,7 @@ impl ControlPlane {
         }
         fetcher.start(&publisher).await;
         let lifetimes = Lifetimes { certificate: args.cert_ttl, root: args.ca_root_ttl };
-        let authority = AuthorityManager::open(args.ca_dir.as_deref(), lifetimes).with_context(|| {
-            args.ca_dir.as_ref().map_or("--ca-root-ttl".into(), |dir| format!("--ca-dir {}", dir.display()))
-        })?;
+        let authority = open_authority(&args, server.as_ref(), lifetimes).await?;
         publisher.set_roots(authority.current().roots_pem());
         let authority = Arc::new(authority);
         let prefetch = Arc::new(PrefetchHistory::open(args.state_dir.as_deref()));
@@ -354,6 +352,21 @@ fn new_authentication(args: &Args, token_keys: &TokenKeys, publisher: &Publisher
         );
     }
     Arc::new(authentication)
+}
+
+/// Opens the authority: in --ca-dir, in Secrets of the watched cluster, or in memory.
+async fn open_authority(
+    args: &Args,
+    server: Option<&ApiServer>,
+    lifetimes: Lifetimes,
+) -> anyhow::Result<AuthorityManager> {
+    if let (Some(server), None) = (server, &args.ca_dir) {
+        let opened = AuthorityManager::open_in_cluster(server.secrets(&args.namespace()?), lifetimes).await;
+        return opened.context("certificate authority of the cluster");
+    }
+    AuthorityManager::open(args.ca_dir.as_deref(), lifetimes).with_context(|| {
+        args.ca_dir.as_ref().map_or("--ca-root-ttl".into(), |dir| format!("--ca-dir {}", dir.display()))
+    })
 }
 
 /// Records changes of the authority in the audit log.

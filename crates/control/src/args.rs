@@ -27,6 +27,11 @@ pub struct Args {
     /// Watch the objects of the cluster of this kubeconfig.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
+    /// Namespace of the control plane in the watched cluster. Without --ca-dir, its Secrets hold the certificate
+    /// authority: `cacerts` a plugged-in one, else `istio-ca-secret` a self-signed one. The default is the variable
+    /// POD_NAMESPACE, else istio-system.
+    #[arg(long, value_name = "NAMESPACE")]
+    pub namespace: Option<String>,
     /// Directory with objects that a program has generated from those of --config; watched. Messages about a generated
     /// object name its source in --config.
     #[arg(long, value_name = "DIR")]
@@ -56,8 +61,8 @@ pub struct Args {
     #[arg(long, requires = "audit_log")]
     pub audit_required: bool,
     /// Directory of the certificate authority: a plugged-in one (Istio's ca-cert.pem, ca-key.pem, cert-chain.pem and
-    /// root-cert.pem; watched), or a self-signed one, which skysaild creates and rotates. By default, the authority
-    /// lasts until the process ends.
+    /// root-cert.pem; watched), or a self-signed one, which skysaild creates and rotates. By default, the authority is
+    /// in Secrets of the watched cluster (--namespace), or lasts until the process ends if no cluster is watched.
     #[arg(long, value_name = "DIR")]
     pub ca_dir: Option<PathBuf>,
     /// Directory of persistent state: virtual hosts to prefetch for each identity, key sets of token issuers, and the
@@ -223,6 +228,16 @@ impl Args {
     /// Returns whether the objects of a cluster are watched.
     pub(crate) fn watches_cluster(&self) -> bool {
         self.kubernetes || self.kubeconfig.is_some()
+    }
+
+    /// Returns the namespace of the control plane.
+    pub(crate) fn namespace(&self) -> anyhow::Result<String> {
+        let of_pod = || std::env::var("POD_NAMESPACE").ok().filter(|name| !name.is_empty());
+        let name = self.namespace.clone().or_else(of_pod).unwrap_or_else(|| "istio-system".to_owned());
+        // It becomes a part of paths.
+        let is_valid = |c: char| matches!(c, 'a'..='z' | '0'..='9' | '-');
+        let is_label = (1..=63).contains(&name.len()) && name.chars().all(is_valid);
+        is_label.then_some(name).context("--namespace or POD_NAMESPACE is not the name of a namespace")
     }
 
     /// Returns the limits of discovery clients.

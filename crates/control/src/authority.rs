@@ -9,19 +9,23 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use anyhow::bail;
 use serde::Serialize;
 use skysail_identity::{
     Authority,
     cacerts::RootInfo,
     rotation::{Lifetimes, SelfSigned, Step},
 };
+use skysail_kubernetes::{SecretError, Secrets};
 use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
-use self::store::{Held, Store};
+use self::store::{ClusterStore, Held, Store};
 
 /// Interval at which the clock and the store are read even if no event arrives.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
+/// Interval at which the start asks an API server that is away.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of the warning that a plugged-in authority expires soon.
 const WARNING_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 /// Interval of messages about the same problem.
@@ -85,9 +89,29 @@ impl AuthorityManager {
         Self::new(store, held)
     }
 
+    /// Opens the authority in Secrets of a cluster. Waits while the API server is away.
+    pub(crate) async fn open_in_cluster(secrets: Secrets, lifetimes: Lifetimes) -> anyhow::Result<Self> {
+        let mut store = ClusterStore::new(secrets, lifetimes);
+        let mut logged: Option<Instant> = None;
+        loop {
+            let error = match store.load(None).await {
+                Ok(held) => return Self::new(Store::Cluster(store.into()), held),
+                Err(error) => error,
+            };
+            if !error.downcast_ref::<SecretError>().is_some_and(SecretError::is_temporary) {
+                return Err(error);
+            }
+            if logged.is_none_or(|at| at.elapsed() >= PROBLEM_INTERVAL) {
+                logged = Some(Instant::now());
+                warn!(error = format!("{error:#}"), "the start waits for the certificate authority");
+            }
+            tokio::time::sleep(RETRY_INTERVAL).await;
+        }
+    }
+
     fn new(store: Store, held: Held) -> anyhow::Result<Self> {
         let current = watch::Sender::new(Arc::new(held.authority()?));
-        let place = store.place();
+        let place = store.place(&held);
         if let Held::PluggedIn(_) = held {
             info!(place, "plugged-in certificate authority loaded");
         }
@@ -182,21 +206,25 @@ impl AuthorityManager {
         next: impl Fn(&SelfSigned) -> Result<Option<SelfSigned>, skysail_identity::Error>,
     ) -> anyhow::Result<bool> {
         let mut store = self.store.lock().await;
-        let used = self.used().held.clone();
-        let held = store.load(used).await?;
-        self.adopt(&store, &held)?;
-        let Held::SelfSigned(mut held) = held else { return Ok(false) };
-        let next = next(&held)?;
-        let is_new = next.is_some();
-        if let Some(next) = next {
+        for _ in 0..store::ATTEMPTS {
+            let used = self.used().held.clone();
+            let held = store.load(used).await?;
+            self.adopt(&store, &held)?;
+            let Held::SelfSigned(held) = held else { return Ok(false) };
+            let Some(next) = next(&held)? else {
+                store.write_roots(&held)?;
+                return Ok(false);
+            };
             // A state that cannot sign is not stored.
             next.authority()?;
-            store.replace(&next)?;
-            self.adopt(&store, &Held::SelfSigned(next.clone()))?;
-            held = next;
+            // Otherwise another control plane was first; what it has stored decides.
+            if store.replace(&next).await? {
+                self.adopt(&store, &Held::SelfSigned(next.clone()))?;
+                store.write_roots(&next)?;
+                return Ok(true);
+            }
         }
-        store.write_roots(&held)?;
-        Ok(is_new)
+        bail!("other programs change {} all the time", self.used().place)
     }
 
     /// Uses an authority that is stored.
@@ -218,7 +246,7 @@ impl AuthorityManager {
         let problem = used.problem.take();
         *used = Used {
             held: held.clone(),
-            place: store.place(),
+            place: store.place(held),
             since: SystemTime::now(),
             problem,
             warned_at: None,
@@ -339,3 +367,6 @@ impl RootStatus {
 fn seconds(time: SystemTime) -> u64 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
+
+#[cfg(test)]
+mod tests;

@@ -311,7 +311,7 @@ fn render_authority(authority: &AuthorityStatus, text: &mut PrometheusText) {
     text.gauge("skysail_ca_step_since_timestamp", help, authority.since as f64);
     let help = "Root certificates in the trust bundle of workloads.";
     text.gauge("skysail_ca_trusted_roots", help, authority.trusted_roots() as f64);
-    let help = "1 if the files in --ca-dir cannot be used, else 0.";
+    let help = "1 if the certificate authority in --ca-dir or in its Secret cannot be read, used or changed, else 0.";
     text.gauge("skysail_ca_problem", help, f64::from(u8::from(authority.problem.is_some())));
 }
 

@@ -280,10 +280,21 @@ pub(crate) fn margin(lifetime: Duration) -> Duration {
 pub struct Root {
     /// Certificate, PEM.
     pub certificate: String,
-    key: String,
+    pub(crate) key: String,
 }
 
 impl Root {
+    /// Returns a root that another program has made.
+    pub(crate) fn new(certificate: &str, key: &str) -> Self {
+        // Certificates of a bundle follow each other.
+        let line = |text: &str| format!("{}\n", text.trim_end());
+        Self { certificate: line(certificate), key: line(key) }
+    }
+
+    pub(crate) fn has_key_of(&self, other: &Self) -> bool {
+        self.key == other.key
+    }
+
     /// Generates a root that is valid from now for `lifetime`.
     ///
     /// # Errors

@@ -40,19 +40,26 @@ impl Files {
     /// # Errors
     /// A mandatory file is missing, or a file cannot be read.
     pub fn read(folder: &Path) -> Result<Self, Error> {
-        let read = |name: &'static str| match fs::read_to_string(folder.join(name)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(problem(
-                name,
-                "there is no such file; a plugged-in authority has ca-cert.pem, ca-key.pem, root-cert.pem and, unless a root \
-                 signs, cert-chain.pem",
-            )),
+        Self::collect(|name| match fs::read_to_string(folder.join(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(problem(name, error)),
-            Ok(text) => Ok(text),
-        };
-        let chain =
-            if folder.join("cert-chain.pem").exists() { read("cert-chain.pem")? } else { String::new() };
-        let (roots, certificate) = (read("root-cert.pem")?, read("ca-cert.pem")?);
-        Ok(Self { roots, certificate, key: read("ca-key.pem")?, chain })
+            Ok(text) => Ok(Some(text)),
+        })
+    }
+
+    /// Returns the files that are the values of a Secret.
+    ///
+    /// # Errors
+    /// A mandatory file is missing, or a file is no text.
+    pub fn from_secret<'a>(value: impl Fn(&str) -> Option<&'a [u8]>) -> Result<Self, Error> {
+        Self::collect(|name| value(name).map(|bytes| text(name, bytes)).transpose())
+    }
+
+    fn collect(read: impl Fn(&'static str) -> Result<Option<String>, Error>) -> Result<Self, Error> {
+        let required = |name| read(name)?.ok_or_else(|| missing(name));
+        let chain = read("cert-chain.pem")?.unwrap_or_default();
+        let (roots, certificate) = (required("root-cert.pem")?, required("ca-cert.pem")?);
+        Ok(Self { roots, certificate, key: required("ca-key.pem")?, chain })
     }
 
     /// Returns the authority of the files.
@@ -218,6 +225,19 @@ fn is_signed_by(certificate: &CertificateDer<'_>, above: &X509Certificate<'_>) -
             above.public_key(),
         )
         .is_ok_and(|good| good)
+}
+
+/// Returns a value of a Secret as text.
+pub(crate) fn text(name: &'static str, bytes: &[u8]) -> Result<String, Error> {
+    String::from_utf8(bytes.to_owned()).map_err(|error| problem(name, error))
+}
+
+fn missing(name: &'static str) -> Error {
+    problem(
+        name,
+        "there is no such file; a plugged-in authority has ca-cert.pem, ca-key.pem, root-cert.pem and, unless a root \
+         signs, cert-chain.pem",
+    )
 }
 
 /// Returns an error about one of the files.

@@ -13,10 +13,11 @@
 //! ends earlier if too little of the root's lifetime is left (`latest_switch`).
 //!
 //! [`SelfSigned`] is the state in memory. It computes the next state, and the caller stores that state before it uses
-//! it: in a directory ([`folder`]). So a process can continue after a crash at any moment. A root that has
+//! it: in a directory ([`folder`]) or in a Secret of a cluster ([`secret`]). So a process can continue after a crash at any moment. A root that has
 //! expired by the clock is not replaced, because the clock may be wrong and the key would be lost.
 
 pub mod folder;
+pub mod secret;
 
 use std::time::{Duration, SystemTime};
 
@@ -33,6 +34,8 @@ use crate::{
 const STATE: &str = "authority.json";
 /// Minimum lifetime of a root, in lifetimes of certificates.
 const MIN_LIFETIMES: u32 = 10;
+/// Maximum lifetime of certificates in a stored state, and the longest time until they have expired: 200 years.
+const MAX_LIFETIME: Duration = Duration::from_secs(200 * 365 * 24 * 3600);
 
 /// Lifetimes of certificates.
 #[derive(Clone, Copy, Debug)]
@@ -185,6 +188,11 @@ impl SelfSigned {
         }
     }
 
+    /// Returns the lifetime of the certificates that are signed now.
+    pub fn lifetime(&self) -> Duration {
+        self.state.lifetime
+    }
+
     /// Returns the current step.
     pub fn step(&self) -> Step {
         self.state.step
@@ -266,7 +274,22 @@ impl State {
             file: STATE,
             problem: format!("it cannot be read: {problem}"),
         };
-        serde_json::from_str(text).map_err(|error| invalid(error.to_string()))
+        let state: Self = serde_json::from_str(text).map_err(|error| invalid(error.to_string()))?;
+        let is_complete = match state.step {
+            Step::Settled => true,
+            Step::Distribute => state.next.is_some(),
+            Step::Issue | Step::Retire => state.former.is_some(),
+        };
+        if !is_complete {
+            return Err(invalid(format!("step {} lacks the other root", state.step.name())));
+        }
+        // Sums with the present time must not overflow.
+        if state.lifetime.max(state.longer_until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
+            > MAX_LIFETIME
+        {
+            return Err(invalid("lifetime and longer_until are at most 200 years".to_owned()));
+        }
+        Ok(state)
     }
 
     fn settled(signing: Root, lifetime: Duration, now: SystemTime) -> Result<Self, Error> {
@@ -297,7 +320,8 @@ impl State {
         };
         let problem = format!(
             "its root has expired: at {} UTC, and this machine's clock says {} UTC. If the clock is wrong, set it. If it is right, move \
-             authority.json and root-cert.pem away for a new root, which workloads trust after their next certificate",
+             authority.json and root-cert.pem away, or end all control planes and delete the Secret, for a new root, which workloads \
+             trust after their next certificate",
             time(end),
             time(now)
         );

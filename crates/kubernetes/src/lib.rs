@@ -3,6 +3,7 @@
 //! [`ApiServer`] is the connection. [`Cluster`] watches objects, and [`tokens`] verifies service account tokens.
 
 mod roots;
+mod secrets;
 mod tokens;
 mod watch;
 
@@ -14,6 +15,7 @@ use kube::{
 };
 
 pub use self::{
+    secrets::{SecretError, Secrets, StoredSecret},
     tokens::{Review, TokenError, TokenIssuer},
     watch::{Cluster, WatchedKind},
 };
