@@ -12,10 +12,13 @@ use std::{
 };
 
 /// Subcommands whose options documents mention without the command.
-const SUBCOMMANDS: [&str; 35] = [
+const SUBCOMMANDS: [&str; 38] = [
     "up",
     "analyze",
     "inject",
+    "install",
+    "uninstall",
+    "image",
     "call",
     "explain",
     "dashboard",

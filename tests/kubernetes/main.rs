@@ -7,3 +7,4 @@
 mod authority;
 mod cluster;
 mod injection;
+mod install;

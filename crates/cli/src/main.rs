@@ -15,8 +15,10 @@ mod diagnostics;
 mod edges;
 mod exit;
 mod explain;
+mod image;
 mod inject;
 mod input;
+mod install;
 mod load;
 mod pods;
 mod port_forward;
@@ -68,6 +70,12 @@ enum Command {
     Analyze(analyze::AnalyzeArgs),
     /// Add sidecars to the workloads in files, for a Kubernetes cluster.
     Inject(inject::InjectArgs),
+    /// Install a control plane in a Kubernetes cluster, or change an installed one.
+    Install(Box<install::InstallArgs>),
+    /// Remove a control plane from a Kubernetes cluster.
+    Uninstall(install::UninstallArgs),
+    /// Make container images of the programs, without a container engine.
+    Image(image::ImageArgs),
     /// Show or rotate the root certificates of the mesh.
     #[command(subcommand)]
     Ca(ca::CaArgs),
@@ -141,6 +149,9 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::Status(args) => status::run(&args),
         Command::Analyze(args) => analyze::run(args),
         Command::Inject(args) => inject::run(&args),
+        Command::Install(args) => install::run_install(&args),
+        Command::Uninstall(args) => install::run_uninstall(&args),
+        Command::Image(args) => image::run(&args),
         Command::Ca(args) => ca::run(args),
         Command::Control(args) => skysail_control::run(args).map(done),
         Command::Proxy(program) => program.run(),

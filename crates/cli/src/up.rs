@@ -100,7 +100,8 @@ const MAX_WORKERS: u32 = 256;
 /// Maximum of a duration on the command line: a year.
 const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 3600);
 
-fn duration(text: &str) -> Result<Duration, String> {
+/// Parses a duration such as `30s`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let units = [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
     let parsed = units.iter().find_map(|(unit, seconds)| {
         let number: f64 = text.strip_suffix(unit)?.parse().ok()?;

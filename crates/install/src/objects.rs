@@ -4,7 +4,7 @@ mod permissions;
 mod webhook;
 mod workload;
 
-pub(crate) use self::webhook::{APP, INJECTOR};
+pub(crate) use self::webhook::INJECTOR;
 
 use serde_json::{Value, json};
 
@@ -16,6 +16,11 @@ use crate::{
 /// Label with the program that manages an object, and its value.
 pub(crate) const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 pub(crate) const MANAGER: &str = "skysail";
+/// Secret of a self-signed certificate authority.
+pub(crate) const AUTHORITY: &str = "istio-ca-secret";
+/// Label by which Istio's tools find control planes, and its value.
+pub(crate) const APP: &str = "app";
+pub(crate) const ISTIOD: &str = "istiod";
 /// Label with the name of the program.
 const NAME: &str = "app.kubernetes.io/name";
 /// Label with the revision.

@@ -181,8 +181,8 @@ async fn missing_kinds(connection: &Connection, findings: &mut Findings) -> anyh
     let client = connection.client();
     let groups = client.list_api_groups().await.map_err(readable)?;
     for (suffix, name) in DEFINITIONS {
-        let kinds = Kind::ALL.iter().filter(|kind| kind.group().ends_with(suffix));
-        let mut missing: BTreeSet<(&str, &str)> = kinds.map(|kind| (kind.group(), kind.as_str())).collect();
+        let kinds = || Kind::ALL.iter().filter(|kind| kind.group().ends_with(suffix));
+        let mut missing: BTreeSet<(&str, &str)> = kinds().map(|kind| (kind.group(), kind.as_str())).collect();
         let wanted: BTreeSet<&str> = missing.iter().map(|(group, _)| *group).collect();
         for group in groups.groups.iter().filter(|group| wanted.contains(group.name.as_str())) {
             for version in &group.versions {
@@ -193,12 +193,14 @@ async fn missing_kinds(connection: &Connection, findings: &mut Findings) -> anyh
                 }
             }
         }
-        let missing: Vec<&str> = missing.into_iter().map(|(_, kind)| kind).collect();
+        let count = kinds().count();
         if !missing.is_empty() {
+            let names: Vec<&str> = missing.iter().map(|(_, kind)| *kind).collect();
+            let which =
+                if names.len() == count { String::new() } else { format!(" for {}", names.join(", ")) };
             findings.notes.push(format!(
-                "the cluster has no definitions (CRDs) of {name} for {}; install them to create such objects, before or \
-                 after Skysail",
-                missing.join(", ")
+                "the cluster has no definitions (CRDs) of {name}{which}; install them to create such objects, before or \
+                 after Skysail"
             ));
         }
     }

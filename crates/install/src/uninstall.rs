@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{ConfigMap, Pod},
+};
 use kube::{
     Api, ResourceExt as _,
     api::{ListParams, ObjectMeta},
@@ -14,14 +17,12 @@ use crate::{
     connection::{Connection, readable},
     install::{all, line},
     object::{Object, ObjectKind},
-    objects::{MANAGER, REVISION},
+    objects::{APP, AUTHORITY, ISTIOD, MANAGER, REVISION},
     preflight::{action, is_foreign, missing_permissions},
     settings::Target,
     wait,
 };
 
-/// Secret of a self-signed certificate authority.
-const AUTHORITY: &str = "istio-ca-secret";
 /// ConfigMap with the trust bundle, in each namespace.
 const ROOTS: &str = "istio-ca-root-cert";
 /// Label of pods with a sidecar.
@@ -32,6 +33,8 @@ const INJECTED: &str = "security.istio.io/tlsMode=istio";
 pub struct Installed {
     /// Its objects, in the order of their removal.
     pub objects: Vec<Object>,
+    /// What its control plane has made and keeps; removed after it has ended, if at all.
+    pub kept: Vec<Object>,
     /// What the user should know before the removal.
     pub notes: Vec<String>,
 }
@@ -42,7 +45,7 @@ impl Installed {
     /// # Errors
     /// The API server fails.
     pub async fn find(connection: &Connection, target: &Target, purge: bool) -> anyhow::Result<Self> {
-        let mut installed = Self { objects: Vec::new(), notes: Vec::new() };
+        let mut installed = Self { objects: Vec::new(), kept: Vec::new(), notes: Vec::new() };
         // The webhook configuration is the first: without a control plane, it would prevent new pods.
         for object in all(target).into_iter().rev().filter(|object| object.kind != ObjectKind::NAMESPACE) {
             let found =
@@ -56,7 +59,13 @@ impl Installed {
             }
         }
         if purge {
-            installed.objects.extend(kept(connection, target).await?);
+            match other_control_plane(connection, target).await? {
+                None => installed.kept = kept(connection, target).await?,
+                Some(other) => installed.notes.push(format!(
+                    "the certificate authority and the root certificates stay: Deployment {}/{other} uses them",
+                    target.namespace
+                )),
+            }
         }
         if let Some(count) = injected_pods(connection, target).await.filter(|count| *count > 0) {
             installed.notes.push(format!(
@@ -66,6 +75,14 @@ impl Installed {
         }
         Ok(installed)
     }
+}
+
+/// Returns the name of another control plane in the namespace, which has the same certificate authority.
+async fn other_control_plane(connection: &Connection, target: &Target) -> anyhow::Result<Option<String>> {
+    let api: Api<Deployment> = Api::namespaced(connection.client(), &target.namespace);
+    let labelled = ListParams::default().labels(&format!("{APP}={ISTIOD}"));
+    let found = api.list_metadata(&labelled).await.map_err(readable)?;
+    Ok(found.items.iter().map(|one| one.name_any()).find(|name| *name != target.name()))
 }
 
 /// Returns the objects that the control plane has made, and that a later installation would use again.
@@ -115,18 +132,22 @@ pub async fn uninstall(
     timeout: Duration,
     report: &dyn Fn(&str),
 ) -> anyhow::Result<()> {
-    let actions: Vec<_> = installed.objects.iter().map(|object| action("delete", object)).collect();
+    let all = installed.objects.iter().chain(&installed.kept);
+    let actions: Vec<_> = all.map(|object| action("delete", object)).collect();
     let missing = missing_permissions(connection, &actions).await?;
     if !missing.is_empty() {
         bail!("nothing was removed: you lack the permission to\n  {}", missing.join("\n  "));
     }
-    for object in &installed.objects {
-        let is_removed =
-            connection.delete(object).await.map_err(readable).with_context(|| object.to_string())?;
-        report(&line(if is_removed { "removed" } else { "absent" }, &object.to_string()));
-    }
-    for object in &installed.objects {
-        wait::end(connection, object, timeout, report).await?;
+    // A running control plane would make again what it keeps.
+    for objects in [&installed.objects, &installed.kept] {
+        for object in objects {
+            let removed = connection.delete(object).await.map_err(readable);
+            let is_removed = removed.with_context(|| object.to_string())?;
+            report(&line(if is_removed { "removed" } else { "absent" }, &object.to_string()));
+        }
+        for object in objects {
+            wait::end(connection, object, timeout, report).await?;
+        }
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use kube::{api::ApiResource, core::GroupVersionKind};
 use serde_json::{Value, json};
 use skysail_model::api::Kind;
 
-use super::labels;
+use super::{AUTHORITY, labels};
 use crate::{
     object::{Object, ObjectKind},
     settings::Target,
@@ -70,10 +70,11 @@ fn cluster_rules() -> Vec<Value> {
     rules
 }
 
-/// Returns what the control plane may do in its namespace.
+/// Returns what the control plane may do in its namespace besides: keep its certificate authority.
 fn namespace_rules() -> Vec<Value> {
-    // The certificate authority.
-    vec![rule("", &["secrets"], &["get", "list", "watch", "create", "update", "patch"])]
+    let mut update = rule("", &["secrets"], &["update"]);
+    update["resourceNames"] = json!([AUTHORITY]);
+    vec![rule("", &["secrets"], &["create"]), update]
 }
 
 fn rule(group: &str, resources: &[impl AsRef<str>], verbs: &[&str]) -> Value {

@@ -2,14 +2,13 @@
 
 use serde_json::{Value, json};
 
-use super::{REVISION, labels};
+use super::{APP, REVISION, labels};
 use crate::{
     object::{Object, ObjectKind},
     settings::Target,
 };
 
-/// Label by which the control plane finds the configuration to fill in `caBundle`, and its value.
-pub(crate) const APP: &str = "app";
+/// Value of the label [`APP`], by which the control plane finds the configuration to fill in `caBundle`.
 pub(crate) const INJECTOR: &str = "skysail-injector";
 /// Label of a namespace that enables or disables injection by the default revision.
 const NAMESPACE: &str = "istio-injection";

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use skysail_core::names::{CONTROL_ADMIN_PORT, DISCOVERY_PLAIN_PORT, DISCOVERY_TLS_PORT};
 
-use super::{labels, selector};
+use super::{APP, ISTIOD, labels, selector};
 use crate::{
     object::{Object, ObjectKind},
     settings::Installation,
@@ -32,8 +32,7 @@ pub(super) fn objects(installation: &Installation) -> Vec<Object> {
     let target = &installation.target;
     let (name, namespace) = (&target.name(), &target.namespace);
     let mut labels = labels(target);
-    // Istio's tools find control planes by this label.
-    labels["app"] = "istiod".into();
+    labels[APP] = ISTIOD.into();
     let object = |kind, name: &str, spec: Value| {
         Object::new(kind, namespace, name, json!({ "metadata": { "labels": labels }, "spec": spec }))
     };
