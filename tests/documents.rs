@@ -12,7 +12,7 @@ use std::{
 };
 
 /// Subcommands whose options documents mention without the command.
-const SUBCOMMANDS: [&str; 38] = [
+const SUBCOMMANDS: [&str; 39] = [
     "up",
     "analyze",
     "inject",
@@ -35,6 +35,7 @@ const SUBCOMMANDS: [&str; 38] = [
     "ca rotate",
     "control",
     "proxy",
+    "proxy intercept",
     "bench latency",
     "bench compare",
     "bench control",
