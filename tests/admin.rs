@@ -121,6 +121,16 @@ fn the_admin_page_of_a_sidecar_is_for_its_own_pod() {
         }
         let quit = ask("/quitquitquit", &["-X", "POST", "-d", "", "-H", "host: localhost"]);
         assert_eq!(quit.status, Some(403), "{quit:?}");
+        // The sidecar of the pod itself, with the pages of Istio's agent.
+        let ask = |path: &str, arguments: &[&str]| {
+            mesh.call(workload, &format!("http://{front}:15020{path}"), arguments)
+        };
+        assert_eq!(ask("/healthz/ready", &[]).status, Some(200), "from {workload}");
+        for path in ["/drain", "/quitquitquit"] {
+            let answer = ask(path, &["-X", "POST", "-d", "", "-H", "host: localhost"]);
+            assert!(answer.status == Some(403) && answer.body.contains("in this pod"), "{path}: {answer:?}");
+        }
+        assert_eq!(ask("/app-health/web/readyz", &[]).status, Some(404), "from {workload}");
     }
     assert_eq!(mesh.call("front", "http://127.0.0.1:18000/server_info", &[]).status, Some(200));
 }

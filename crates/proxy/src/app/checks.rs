@@ -101,7 +101,7 @@ pub(super) struct CheckResponse {
 
 /// Host to check, and how it is reached.
 #[derive(Clone, Debug)]
-pub(super) struct Target {
+pub(super) struct CheckTarget {
     pub(super) host: String,
     /// `SO_MARK` of sockets.
     pub(super) mark: Option<u32>,
@@ -110,7 +110,7 @@ pub(super) struct Target {
     pub(super) bypasses_interception: bool,
 }
 
-impl Target {
+impl CheckTarget {
     /// Returns `localhost`, reached as the sidecar's own peers are.
     pub(super) fn local(mark: Option<u32>) -> Self {
         Self { host: LOCAL.to_owned(), mark, bypasses_interception: false }
@@ -135,7 +135,7 @@ impl Target {
 }
 
 /// Connects, and closes the connection.
-pub(super) async fn socket(port: u16, target: &Target) -> anyhow::Result<()> {
+pub(super) async fn socket(port: u16, target: &CheckTarget) -> anyhow::Result<()> {
     target.connect(port).await?;
     Ok(())
 }
@@ -144,7 +144,7 @@ pub(super) async fn socket(port: u16, target: &Target) -> anyhow::Result<()> {
 pub(super) async fn http(
     check: &HttpCheck,
     method: &Method,
-    target: &Target,
+    target: &CheckTarget,
 ) -> anyhow::Result<CheckResponse> {
     let slash = if check.path.starts_with('/') { "" } else { "/" };
     let scheme = if check.scheme.eq_ignore_ascii_case("https") { "https" } else { "http" };
@@ -169,7 +169,7 @@ async fn request(
     check: &HttpCheck,
     method: &Method,
     url: &Uri,
-    target: &Target,
+    target: &CheckTarget,
     tasks: &mut JoinSet<hyper::Result<()>>,
 ) -> anyhow::Result<axum::http::Response<Incoming>> {
     let is_tls = url.scheme() == Some(&Scheme::HTTPS);
@@ -243,7 +243,7 @@ async fn first_bytes(body: Incoming) -> anyhow::Result<Bytes> {
 ///
 /// # Errors
 /// It does not answer, or not with `SERVING`.
-pub(super) async fn grpc(check: &GrpcCheck, target: &Target) -> anyhow::Result<()> {
+pub(super) async fn grpc(check: &GrpcCheck, target: &CheckTarget) -> anyhow::Result<()> {
     let port = check.port;
     let endpoint = Endpoint::from_shared(format!("http://{}", target.authority(port)))?;
     let target = target.clone();
@@ -294,8 +294,8 @@ mod tests {
         (port, task)
     }
 
-    fn target() -> Target {
-        Target { host: "127.0.0.1".into(), mark: None, bypasses_interception: true }
+    fn target() -> CheckTarget {
+        CheckTarget { host: "127.0.0.1".into(), mark: None, bypasses_interception: true }
     }
 
     fn check(port: u16, more: &str) -> HttpCheck {

@@ -15,7 +15,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::checks::{self, GrpcCheck, HttpCheck, SocketCheck, Target};
+use super::checks::{self, CheckTarget, GrpcCheck, HttpCheck, SocketCheck};
 use crate::discovery::Configuration;
 
 /// Health check. Source: `istio.networking.v1.ReadinessProbe`. Zero stands for the default.
@@ -101,7 +101,7 @@ impl Probe {
     }
 
     async fn check(&self, mark: Option<u32>) -> anyhow::Result<()> {
-        let mut target = Target::local(mark);
+        let mut target = CheckTarget::local(mark);
         let hosts =
             [self.http_get.as_ref().map(|http| &http.host), self.tcp_socket.as_ref().map(|tcp| &tcp.host)];
         if let Some(host) = hosts.into_iter().flatten().find(|host| !host.is_empty()) {

@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail, ensure};
 use axum::http::{Method, StatusCode, Uri};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::checks::{self, HttpCheck, Target};
+use super::checks::{self, CheckTarget, HttpCheck};
 
 /// Time limit of a request for readiness, and of one to drain, which waits for all workers.
 const READY: Duration = Duration::from_millis(500);
@@ -79,7 +79,7 @@ async fn request(method: &Method, url: &str, limit: Duration) -> anyhow::Result<
     let path = parsed.path_and_query().map_or("/", |path| path.as_str()).to_owned();
     let check = HttpCheck { path, port: parsed.port_u16().unwrap_or(80), ..HttpCheck::default() };
     let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-    let target = Target { host, ..Target::local(None) };
+    let target = CheckTarget { host, ..CheckTarget::local(None) };
     let response = timeout(limit, checks::http(&check, method, &target)).await;
     let status = response.with_context(|| format!("no answer within {limit:?}"))??.status;
     ensure!(status == StatusCode::OK, "the response has status {status}");

@@ -27,7 +27,7 @@ use axum::{
 use serde::Deserialize;
 use tokio::{sync::watch, time::timeout};
 
-use super::checks::{self, CheckResponse, GrpcCheck, HttpCheck, SocketCheck, Target};
+use super::checks::{self, CheckResponse, CheckTarget, GrpcCheck, HttpCheck, SocketCheck};
 
 /// Variable with the original probes by path, in JSON. Istio's injector sets it.
 const VARIABLE: &str = "ISTIO_KUBE_APP_PROBERS";
@@ -66,7 +66,7 @@ struct ServedProbe {
     path: String,
     check: AppCheck,
     limit: Duration,
-    target: Target,
+    target: CheckTarget,
     /// Result of the check in progress, or of the last one.
     result: Mutex<Option<watch::Receiver<Option<CheckResponse>>>>,
     /// Whether the last check had no answer.
@@ -84,7 +84,7 @@ pub(super) fn router(mark: Option<u32>) -> anyhow::Result<Router> {
     let is_local = std::env::var(LOCAL_DESTINATION).is_ok_and(|value| value == "true");
     let address = std::env::var(ADDRESS).ok().filter(|address| !address.is_empty() && !is_local);
     let host = address.unwrap_or_else(|| checks::LOCAL.to_owned());
-    let target = Target { host, mark, bypasses_interception: true };
+    let target = CheckTarget { host, mark, bypasses_interception: true };
     Ok(pages(parse(&text, &target).with_context(|| format!("variable {VARIABLE}"))?))
 }
 
@@ -94,13 +94,13 @@ fn pages(probes: Probes) -> Router {
     router.with_state(Arc::new(probes))
 }
 
-fn parse(text: &str, target: &Target) -> anyhow::Result<Probes> {
+fn parse(text: &str, target: &CheckTarget) -> anyhow::Result<Probes> {
     let all: HashMap<String, AppProbe> = serde_json::from_str(text)?;
     all.into_iter().map(|(path, probe)| Ok((path.clone(), Arc::new(probe.served(path, target)?)))).collect()
 }
 
 impl AppProbe {
-    fn served(self, path: String, target: &Target) -> anyhow::Result<ServedProbe> {
+    fn served(self, path: String, target: &CheckTarget) -> anyhow::Result<ServedProbe> {
         ensure!(
             PREFIXES.iter().any(|prefix| path.starts_with(prefix)),
             "{path:?} does not begin with {}",
@@ -198,8 +198,8 @@ mod tests {
 
     use super::*;
 
-    fn target() -> Target {
-        Target { host: "127.0.0.1".into(), mark: None, bypasses_interception: true }
+    fn target() -> CheckTarget {
+        CheckTarget { host: "127.0.0.1".into(), mark: None, bypasses_interception: true }
     }
 
     async fn ask(probes: &Arc<Probes>, path: &str) -> (u16, String) {
