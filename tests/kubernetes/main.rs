@@ -8,3 +8,5 @@ mod authority;
 mod cluster;
 mod injection;
 mod install;
+mod replica;
+mod status;

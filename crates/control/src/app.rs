@@ -8,6 +8,7 @@
 //! 5. [`ControlPlane::shut_down`] ends the streams and writes the state after SIGTERM or SIGINT.
 
 use std::{
+    convert::Infallible,
     net::SocketAddr,
     path::PathBuf,
     pin::pin,
@@ -25,11 +26,11 @@ use skysail_core::{
 };
 use skysail_identity::{Authority, Live, rotation::Lifetimes};
 use skysail_inject::SYSTEM_NAMESPACES;
-use skysail_kubernetes::{ApiServer, Cluster, WatchedKind};
+use skysail_kubernetes::{ApiServer, Candidate, Cluster, WatchedKind};
 use skysail_model::api::Kind;
 use skysail_source::{FileChange, Folders};
 use skysail_xds::{certificates::CertificateService, limits::Limits, server::DiscoveryService};
-use tokio::{net::TcpListener, sync::watch};
+use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use tracing::{error, info, warn};
 
 use crate::{
@@ -40,6 +41,7 @@ use crate::{
     authentication::{self, AuthenticatedService, Authentication},
     authority::AuthorityManager,
     certificates::CertificateSigner,
+    cluster_status::StatusWriter,
     discovery::Discovery,
     jwks::{KeyFetcher, KeySets},
     metrics::Metrics,
@@ -54,6 +56,8 @@ use crate::{
 
 /// Interval at which unused memory is returned to the system and idle scopes are removed.
 const TRIM_INTERVAL: Duration = Duration::from_secs(1);
+/// Lease of the leader of several replicas.
+const LEASE: &str = "skysail-leader";
 /// Time for calls to end after SIGTERM or SIGINT.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -84,9 +88,12 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     };
     let (trigger, shutdown) = shutdown::channel();
     let certificate = plane.listen(shutdown).await?;
-    plane.start_background_tasks(sources, certificate);
+    let leadership = plane.start_background_tasks(sources, certificate)?;
     let signal = terminate.await?;
     info!(signal, "shutting down");
+    if let Some(leadership) = leadership {
+        leadership.end().await;
+    }
     plane.shut_down(trigger).await;
     Ok(())
 }
@@ -245,8 +252,12 @@ impl ControlPlane {
         (Arc::clone(connections), Arc::clone(&metrics.limits))
     }
 
-    /// Starts the tasks that run until the process ends.
-    fn start_background_tasks(&self, Sources { folders, cluster }: Sources, certificate: ServerCertificate) {
+    /// Starts the tasks that run until the process ends. Returns the candidacy for the leadership, if there is one.
+    fn start_background_tasks(
+        &self,
+        Sources { folders, cluster }: Sources,
+        certificate: ServerCertificate,
+    ) -> anyhow::Result<Option<Leadership>> {
         let Self { audit, publisher, authority, .. } = self;
         tokio::spawn(record_authority_changes(Arc::clone(authority), Arc::clone(audit)));
         tokio::spawn(Arc::clone(&self.prefetch).write_changes());
@@ -267,9 +278,17 @@ impl ControlPlane {
         tokio::spawn(release_memory(Arc::clone(publisher)));
         tokio::spawn(Arc::clone(publisher).follow_health_reports());
         tokio::spawn(watch_configuration(folders, Arc::clone(publisher)));
-        if let Some(cluster) = cluster {
-            tokio::spawn(watch_cluster(cluster, Arc::clone(publisher)));
+        let Some((cluster, server)) = cluster.zip(self.server.as_ref()) else { return Ok(None) };
+        let (publications, published) = watch::channel(());
+        let statuses = cluster.statuses();
+        tokio::spawn(watch_cluster(cluster, Arc::clone(publisher), publications));
+        if !self.args.write_status {
+            return Ok(None);
         }
+        let (leadership, leads) = Leadership::start(server, &self.args.namespace()?);
+        let publisher = Arc::clone(publisher);
+        tokio::spawn(StatusWriter { publisher, statuses, leads, published }.run());
+        Ok(Some(leadership))
     }
 
     /// Ends all streams and writes the state.
@@ -415,10 +434,40 @@ fn watched_kinds() -> Vec<WatchedKind> {
 }
 
 /// Applies changes of the objects of a cluster.
-async fn watch_cluster(mut cluster: Cluster, publisher: Arc<Publisher>) {
+async fn watch_cluster(mut cluster: Cluster, publisher: Arc<Publisher>, publications: watch::Sender<()>) {
     while let Some(changes) = cluster.next().await {
         let publisher = Arc::clone(&publisher);
         let _ = tokio::task::spawn_blocking(move || apply(&publisher, changes)).await;
+        publications.send_replace(());
+    }
+}
+
+/// Candidacy of this replica for the leadership.
+struct Leadership {
+    candidate: Candidate,
+    task: JoinHandle<Infallible>,
+}
+
+impl Leadership {
+    /// Stands for election. Also returns whether this replica leads.
+    fn start(server: &ApiServer, namespace: &str) -> (Self, watch::Receiver<bool>) {
+        let name = std::env::var("POD_NAME").unwrap_or_else(|_| "skysaild".to_owned());
+        // A container that starts again in its pod is another candidate.
+        let identity = format!("{name}_{:016x}", fastrand::u64(..));
+        let candidate = || server.candidate(namespace, LEASE, &identity);
+        let (leads, receiver) = watch::channel(false);
+        (Self { task: tokio::spawn(candidate().run(leads)), candidate: candidate() }, receiver)
+    }
+
+    /// Ends the candidacy. Another replica takes over at once.
+    async fn end(self) {
+        self.task.abort();
+        let _ = self.task.await;
+        match tokio::time::timeout(DRAIN_TIMEOUT, self.candidate.release()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => info!(%error, "the Lease is not released; another replica takes over later"),
+            Err(_) => info!("the Lease is not released; another replica takes over later"),
+        }
     }
 }
 

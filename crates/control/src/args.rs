@@ -32,6 +32,10 @@ pub struct Args {
     /// POD_NAMESPACE, else istio-system.
     #[arg(long, value_name = "NAMESPACE")]
     pub namespace: Option<String>,
+    /// Write the status of objects of Gateway API and of Ingresses to the watched cluster. Of several replicas, one does
+    /// so: the holder of the Lease skysail-leader in the namespace of the control plane.
+    #[arg(long)]
+    pub write_status: bool,
     /// Directory with objects that a program has generated from those of --config; watched. Messages about a generated
     /// object name its source in --config.
     #[arg(long, value_name = "DIR")]

@@ -10,7 +10,7 @@
 //! | Authentication | `authentication` (principals), `platform` (pods and trust domains) |
 //! | Services | `discovery`, `debug` (Istio's debug types), `certificates` |
 //! | Sockets | `serving` (TLS and gRPC), `handshakes` (limits of TLS handshakes) |
-//! | Injection | `webhook` (sidecars for the pods of a cluster) |
+//! | In a cluster | `webhook` (sidecars for pods), `cluster_status` (status of objects) |
 //! | Admin pages | `admin`, `access` (authorization), `config_dump` (resources of a proxy), `metrics` |
 //! | Start and end | `app` |
 //!
@@ -24,6 +24,7 @@ mod audit;
 mod authentication;
 mod authority;
 mod certificates;
+mod cluster_status;
 mod config_dump;
 mod debug;
 mod discovery;

@@ -169,6 +169,11 @@ impl Publisher {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the objects of the configuration.
+    pub(crate) fn world(&self) -> World {
+        self.read().world.clone()
+    }
+
     /// Applies changed files and publishes the result. Blocks during the compilation.
     pub(crate) fn apply(&self, changes: Vec<FileChange>) {
         let start = Instant::now();

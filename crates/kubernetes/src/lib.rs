@@ -1,9 +1,20 @@
 //! The API server of a Kubernetes cluster.
 //!
-//! [`ApiServer`] is the connection. [`Cluster`] watches objects, and [`tokens`] verifies service account tokens.
+//! [`ApiServer`] is the connection.
+//!
+//! | module | task |
+//! |---|---|
+//! | [`watch`] | objects and their changes |
+//! | [`status`] | the status of objects |
+//! | [`tokens`] | service account tokens |
+//! | [`secrets`] | Secrets with the certificate authority |
+//! | [`roots`] | the trust bundle in namespaces and webhooks |
+//! | [`election`] | the leader of several replicas |
 
+mod election;
 mod roots;
 mod secrets;
+mod status;
 mod tokens;
 mod watch;
 
@@ -15,7 +26,9 @@ use kube::{
 };
 
 pub use self::{
+    election::Candidate,
     secrets::{SecretError, Secrets, StoredSecret},
+    status::{ClusterObject, ObservedStatus, StatusWrite, Statuses, timestamp},
     tokens::{Review, TokenError, TokenIssuer},
     watch::{Cluster, WatchedKind},
 };
@@ -24,6 +37,9 @@ pub use self::{
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
 /// Timeout of the search for the kinds that the cluster serves.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Name of the control plane as the owner of fields.
+const FIELD_MANAGER: &str = "skysail";
 
 /// Error of a connection to a cluster.
 #[derive(Debug, thiserror::Error)]

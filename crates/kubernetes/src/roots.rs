@@ -31,15 +31,13 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use crate::{ApiServer, watch::Failures};
+use crate::{ApiServer, FIELD_MANAGER, watch::Failures};
 
 /// Name of the ConfigMap, and its key. The pods of Istio's injector mount the same.
 const CONFIG_MAP: &str = "istio-ca-root-cert";
 const KEY: &str = "root-cert.pem";
 /// Label of the webhook configurations that belong to the control plane.
 const APP: &str = "skysail-injector";
-/// Name of the control plane as the owner of fields.
-const FIELD_MANAGER: &str = "skysail";
 /// Time in which further events are awaited before objects are written.
 const SETTLE: Duration = Duration::from_millis(20);
 /// Interval at which an object is written again: after a failure, or if another program changes it back.

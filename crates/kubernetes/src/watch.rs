@@ -4,12 +4,15 @@
 //! for files holds for objects too: an object that is refused keeps its last valid version, and messages name it.
 //!
 //! Each kind has a watch of its own. A watch that ends is resumed, or begins again with a list; objects that are not in
-//! the list were deleted meanwhile. While the API server is away, the objects known so far stay in effect. Kinds that the
+//! the list were deleted meanwhile. The status of objects that the control plane writes itself is no part of their text, and a
+//! version with the same text is no change. While the API server is away, the objects known so far stay in effect. Kinds that the
 //! cluster does not serve, or no longer in the version that was watched, are looked for at intervals.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    hash::{BuildHasher as _, RandomState},
     pin::pin,
+    sync::Arc,
     time::Duration,
 };
 
@@ -27,7 +30,10 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use crate::{ApiServer, ConnectError, DISCOVERY_TIMEOUT};
+use crate::{
+    ApiServer, ConnectError, DISCOVERY_TIMEOUT,
+    status::{self, ClusterObject, Statuses},
+};
 
 /// Time without events that ends a burst of changes, and the longest burst.
 const SETTLE: Duration = Duration::from_millis(5);
@@ -68,10 +74,31 @@ pub struct Cluster {
     events: mpsc::Receiver<Event>,
     /// Kinds whose first list is not complete.
     unlisted: BTreeSet<String>,
+    statuses: Arc<Statuses>,
 }
 
-/// A kind that the cluster does not serve, with the versions of its objects that are in effect.
-type Missing = (WatchedKind, HashMap<String, String>);
+/// Objects of a kind that are in effect, by path.
+type KnownObjects = HashMap<String, KnownObject>;
+
+/// Version of an object that is in effect, and the hash of its text.
+struct KnownObject {
+    version: String,
+    text: u64,
+}
+
+/// A kind that the cluster does not serve, with its objects that are in effect.
+type Missing = (WatchedKind, KnownObjects);
+
+/// Where watches send what they read.
+#[derive(Clone)]
+struct Receivers {
+    /// Layer of changes.
+    layer: usize,
+    events: mpsc::Sender<Event>,
+    statuses: Arc<Statuses>,
+    /// Kinds that the cluster no longer serves.
+    lost: mpsc::UnboundedSender<Missing>,
+}
 
 impl Cluster {
     /// Starts the watches of kinds. Changes have this layer.
@@ -83,6 +110,7 @@ impl Cluster {
         kinds: &[WatchedKind],
         layer: usize,
     ) -> Result<Self, ConnectError> {
+        let statuses = Statuses::new(server.clone());
         let ApiServer { client, address: server } = server.clone();
         let failed = |cause| ConnectError::Server { server: server.clone(), cause };
         let found = timeout(DISCOVERY_TIMEOUT, served(&client, kinds)).await;
@@ -90,6 +118,7 @@ impl Cluster {
         info!(server, kinds = found.len(), "watching a cluster");
         let (sender, events) = mpsc::channel(WAITING);
         let (lost, missing) = mpsc::unbounded_channel();
+        let receivers = Receivers { layer, events: sender, statuses: Arc::clone(&statuses), lost };
         let mut absent: Vec<Missing> = Vec::new();
         let mut unlisted = BTreeSet::new();
         for kind in kinds {
@@ -98,11 +127,16 @@ impl Cluster {
                 continue;
             };
             unlisted.insert(name_of(resource));
-            let watch = Watch { resource: resource.clone(), kind: *kind, layer, events: sender.clone() };
-            tokio::spawn(watch.run(client.clone(), HashMap::new(), true, lost.clone()));
+            let watch = Watch::new(resource.clone(), *kind, receivers.clone());
+            tokio::spawn(watch.run(client.clone(), HashMap::new(), true));
         }
-        tokio::spawn(follow_missing(client, absent, layer, sender, (lost, missing)));
-        Ok(Self { events, unlisted })
+        tokio::spawn(follow_missing(client, absent, receivers, missing));
+        Ok(Self { events, unlisted, statuses })
+    }
+
+    /// Returns the statuses of the objects that the control plane writes.
+    pub fn statuses(&self) -> Arc<Statuses> {
+        Arc::clone(&self.statuses)
     }
 
     /// Returns the objects of all kinds that the cluster had at the start. Waits while the API server is away.
@@ -176,12 +210,11 @@ async fn served(client: &Client, kinds: &[WatchedKind]) -> Result<Vec<ApiResourc
 async fn follow_missing(
     client: Client,
     mut absent: Vec<Missing>,
-    layer: usize,
-    events: mpsc::Sender<Event>,
-    (lost, mut missing): (mpsc::UnboundedSender<Missing>, mpsc::UnboundedReceiver<Missing>),
+    receivers: Receivers,
+    mut missing: mpsc::UnboundedReceiver<Missing>,
 ) {
     let mut failures = Failures::default();
-    while !events.is_closed() {
+    while !receivers.events.is_closed() {
         tokio::time::sleep(MISSING_INTERVAL).await;
         while let Ok(kind) = missing.try_recv() {
             absent.push(kind);
@@ -213,14 +246,14 @@ async fn follow_missing(
                 let Some(resource) = found.iter().find(|one| is(one, &kind)).cloned() else {
                     // Without its definition a kind has no objects.
                     for path in known.into_keys() {
-                        let _ = events.send(deleted(layer, path)).await;
+                        let _ = receivers.events.send(deleted(receivers.layer, path)).await;
                     }
                     absent.push((kind, HashMap::new()));
                     continue;
                 };
                 info!(kind = name_of(&resource), "the cluster serves a further kind");
-                let watch = Watch { resource, kind, layer, events: events.clone() };
-                tokio::spawn(watch.run(client.clone(), known, false, lost.clone()));
+                let watch = Watch::new(resource, kind, receivers.clone());
+                tokio::spawn(watch.run(client.clone(), known, false));
             }
         }
     }
@@ -241,24 +274,21 @@ impl Failures {
 
 /// The watch of a kind.
 struct Watch {
-    resource: ApiResource,
+    resource: Arc<ApiResource>,
     kind: WatchedKind,
-    layer: usize,
-    events: mpsc::Sender<Event>,
+    receivers: Receivers,
+    hashes: RandomState,
 }
 
 impl Watch {
+    fn new(resource: ApiResource, kind: WatchedKind, receivers: Receivers) -> Self {
+        Self { resource: Arc::new(resource), kind, receivers, hashes: RandomState::new() }
+    }
+
     /// Follows the objects of the kind until nobody receives the events, or until the cluster no longer serves the
-    /// version. `known` are the versions of the objects by their paths. `is_start`: the start of the control plane waits
-    /// for the first list.
-    async fn run(
-        self,
-        client: Client,
-        mut known: HashMap<String, String>,
-        is_start: bool,
-        lost: mpsc::UnboundedSender<Missing>,
-    ) {
-        let api: Api<DynamicObject> = Api::all_with(client, &self.resource);
+    /// version. `is_start`: the start of the control plane waits for the first list.
+    async fn run(self, client: Client, mut known: KnownObjects, is_start: bool) {
+        let api: Api<DynamicObject> = Api::all_with(client, &*self.resource);
         let mut config = watcher::Config::default().page_size(PAGE);
         if self.resource.kind == "Secret" {
             // Helm's releases are large, and no certificates.
@@ -274,7 +304,7 @@ impl Watch {
                     continue;
                 }
                 Ok(watcher::Event::InitApply(object)) => {
-                    listed.insert(self.path_of(&object));
+                    listed.insert(path_of(&self.resource, &object));
                     self.apply(object, &mut known).await
                 }
                 Ok(watcher::Event::InitDone) => {
@@ -283,25 +313,22 @@ impl Watch {
                         known.keys().filter(|path| !listed.contains(*path)).cloned().collect();
                     listed = HashSet::new();
                     for path in gone {
-                        known.remove(&path);
-                        let _ = self.events.send(deleted(self.layer, path)).await;
+                        let _ = self.delete(path, &mut known).await;
                     }
-                    self.events.send(Event::Listed(kind.clone())).await
+                    self.send(Event::Listed(kind.clone())).await
                 }
                 Ok(watcher::Event::Apply(object)) => self.apply(object, &mut known).await,
                 Ok(watcher::Event::Delete(object)) => {
-                    let path = self.path_of(&object);
-                    known.remove(&path);
-                    self.events.send(deleted(self.layer, path)).await
+                    self.delete(path_of(&self.resource, &object), &mut known).await
                 }
                 Err(error) => match code_of(&error) {
                     Some(403) if is_start && !is_listed => {
-                        self.events.send(Event::Forbidden(kind.clone(), error.to_string())).await
+                        self.send(Event::Forbidden(kind.clone(), error.to_string())).await
                     }
                     Some(404) => {
                         warn!(%error, "the cluster no longer serves {kind}, or this version of it; it is looked for");
-                        let _ = lost.send((self.kind, known));
-                        self.events.send(Event::Listed(kind)).await.unwrap_or_default();
+                        let _ = self.receivers.lost.send((self.kind, known));
+                        let _ = self.send(Event::Listed(kind)).await;
                         return;
                     }
                     _ => {
@@ -323,18 +350,25 @@ impl Watch {
         }
     }
 
+    async fn send(&self, event: Event) -> Result<(), Ended> {
+        self.receivers.events.send(event).await.map_err(|_| Ended)
+    }
+
     /// Sends the state of an object, unless it is known.
-    async fn apply(
-        &self,
-        mut object: DynamicObject,
-        known: &mut HashMap<String, String>,
-    ) -> Result<(), mpsc::error::SendError<Event>> {
-        let path = self.path_of(&object);
+    async fn apply(&self, mut object: DynamicObject, known: &mut KnownObjects) -> Result<(), Ended> {
+        let path = path_of(&self.resource, &object);
         // The server increases it with each change, also with those of fields that have no effect.
-        let version = object.metadata.resource_version.take().unwrap_or_default();
-        if known.insert(path.clone(), version.clone()) == Some(version) {
+        let version = object.metadata.resource_version.clone().unwrap_or_default();
+        let before = known.get(&path);
+        if before.is_some_and(|known| known.version == version) {
             return Ok(());
         }
+        if status::is_written(&self.resource) {
+            let Receivers { statuses, .. } = &self.receivers;
+            statuses.observe(self.object_of(&path), &object, &self.resource, true);
+            object.data.as_object_mut().map(|fields| fields.remove("status"));
+        }
+        object.metadata.resource_version = None;
         // Items of a list have no type.
         object.types.get_or_insert_with(|| kube::api::TypeMeta {
             api_version: self.resource.api_version.clone(),
@@ -343,22 +377,54 @@ impl Watch {
         object.metadata.managed_fields = None;
         object.metadata.generation = None;
         object.metadata.annotations.as_mut().map(|annotations| annotations.remove(LAST_APPLIED));
-        let state = match serde_json::to_string(&object) {
-            Ok(text) => FileState::Text(printable(text)),
-            Err(error) => FileState::Unreadable(error.to_string()),
+        let (state, text) = match serde_json::to_string(&object) {
+            Ok(text) => {
+                let hash = self.hashes.hash_one(&text);
+                (FileState::Text(printable(text)), hash)
+            }
+            Err(error) => (FileState::Unreadable(error.to_string()), 0),
         };
-        self.events.send(Event::Change(FileChange { layer: self.layer, path, state })).await
+        let is_equal = before.is_some_and(|known| known.text == text);
+        known.insert(path.clone(), KnownObject { version, text });
+        if is_equal {
+            return Ok(());
+        }
+        self.send(Event::Change(FileChange { layer: self.receivers.layer, path, state })).await
     }
 
-    /// Returns the path of an object. The namespace is empty for kinds of the cluster.
-    fn path_of(&self, object: &DynamicObject) -> String {
-        let of = |text: &Option<String>| text.clone().unwrap_or_default();
-        let (namespace, name) = (of(&object.metadata.namespace), of(&object.metadata.name));
-        let ApiResource { plural, group, .. } = &self.resource;
-        let dot = if group.is_empty() { "" } else { "." };
-        format!("kubernetes/{plural}{dot}{group}/{namespace}/{name}")
+    /// Sends the end of an object.
+    async fn delete(&self, path: String, known: &mut KnownObjects) -> Result<(), Ended> {
+        known.remove(&path);
+        if status::is_written(&self.resource) {
+            self.receivers.statuses.forget(&self.object_of(&path));
+        }
+        self.send(deleted(self.receivers.layer, path)).await
+    }
+
+    /// Returns the object of a path.
+    fn object_of(&self, path: &str) -> ClusterObject {
+        let mut parts = path.rsplit('/');
+        let (name, namespace) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        ClusterObject {
+            group: self.resource.group.clone(),
+            kind: self.resource.kind.clone(),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        }
     }
 }
+
+/// Returns the path of an object. The namespace is empty for kinds of the cluster.
+fn path_of(resource: &ApiResource, object: &DynamicObject) -> String {
+    let of = |text: &Option<String>| text.clone().unwrap_or_default();
+    let (namespace, name) = (of(&object.metadata.namespace), of(&object.metadata.name));
+    let ApiResource { plural, group, .. } = resource;
+    let dot = if group.is_empty() { "" } else { "." };
+    format!("kubernetes/{plural}{dot}{group}/{namespace}/{name}")
+}
+
+/// Nobody receives the events any longer.
+struct Ended;
 
 /// Returns the status of a response that failed a watch.
 fn code_of(error: &watcher::Error) -> Option<u16> {
@@ -405,10 +471,8 @@ mod tests {
     fn kinds_of_one_name_have_different_files() {
         let path = |group: &'static str| {
             let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", "Gateway"));
-            let (events, _) = mpsc::channel(1);
-            let watch = Watch { kind: WatchedKind { group, kind: "Gateway" }, resource, layer: 0, events };
             let object = json!({"metadata": {"namespace": "shop", "name": "edge"}});
-            watch.path_of(&serde_json::from_value(object).unwrap())
+            path_of(&resource, &serde_json::from_value(object).unwrap())
         };
         assert_eq!(path("networking.istio.io"), "kubernetes/gateways.networking.istio.io/shop/edge");
         assert_eq!(path(""), "kubernetes/gateways/shop/edge");

@@ -10,6 +10,7 @@ use k8s_openapi::{
     ByteString,
     api::{
         admissionregistration::v1::MutatingWebhookConfiguration,
+        coordination::v1::Lease,
         core::v1::{ConfigMap, Namespace, ServiceAccount},
     },
 };
@@ -18,7 +19,7 @@ use kube::{
     api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
 };
 use serde_json::json;
-use skysail_kubernetes::{ApiServer, Cluster, Review, WatchedKind};
+use skysail_kubernetes::{ApiServer, Cluster, ClusterObject, Review, StatusWrite, WatchedKind};
 use skysail_source::{FileChange, FileState};
 use support::{TestCluster, kind, object};
 use tokio::{sync::watch, time::timeout};
@@ -237,4 +238,86 @@ async fn the_trust_bundle_is_kept_in_the_webhooks_of_the_revision() {
     for name in [own, foreign] {
         api.delete(&name, &DeleteParams::default()).await.unwrap();
     }
+}
+
+/// Waits until a candidate leads.
+async fn until_leads(receiver: &mut watch::Receiver<bool>) {
+    timeout(Duration::from_secs(120), receiver.wait_for(|leads| *leads)).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn one_candidate_leads_and_another_takes_over() {
+    let Some(test) = TestCluster::start().await else { return };
+    let server = server(&test.file).await;
+    let candidate = |identity: &str| server.candidate(&test.namespace, "leader", identity);
+    let start = |identity: &str| {
+        let (leads, receiver) = watch::channel(false);
+        (tokio::spawn(candidate(identity).run(leads)), receiver)
+    };
+    let (running, mut first) = start("first");
+    until_leads(&mut first).await;
+    let (other, mut second) = start("second");
+
+    // It ends without giving the Lease up, so the other one waits until the Lease is old.
+    running.abort();
+    let _ = running.await;
+    until_leads(&mut second).await;
+    let leases = Api::<Lease>::namespaced(test.client.clone(), &test.namespace);
+    let lease = leases.get("leader").await.unwrap().spec.unwrap();
+    assert_eq!((lease.holder_identity.as_deref(), lease.lease_transitions), (Some("second"), Some(1)));
+
+    // A Lease that is given up is free at once, and only its holder can give it up.
+    other.abort();
+    let _ = other.await;
+    candidate("first").release().await.unwrap();
+    assert_eq!(leases.get("leader").await.unwrap().spec.unwrap().holder_identity.as_deref(), Some("second"));
+    candidate("second").release().await.unwrap();
+    let (last, mut third) = start("third");
+    until_leads(&mut third).await;
+    last.abort();
+}
+
+#[tokio::test]
+async fn a_status_is_written_over_the_version_that_was_observed() {
+    let Some(test) = TestCluster::start().await else { return };
+    let server = server(&test.file).await;
+    let ingresses = kind("networking.k8s.io", "v1", "Ingress");
+    let ingresses = Api::<DynamicObject>::namespaced_with(test.client.clone(), &test.namespace, &ingresses);
+    let backend = json!({"service": {"name": "a", "port": {"number": 80}}});
+    let ingress = json!({"metadata": {"name": "one"}, "spec": {"defaultBackend": backend}});
+    let ingress = object("networking.k8s.io/v1", "Ingress", ingress);
+    ingresses.create(&PostParams::default(), &ingress).await.unwrap();
+    const INGRESS: WatchedKind = WatchedKind { group: "networking.k8s.io", kind: "Ingress" };
+    let mut cluster = Cluster::watch(&server, &[INGRESS], LAYER).await.unwrap();
+    let path = format!("kubernetes/ingresses.networking.k8s.io/{}/one", test.namespace);
+    assert!(state_of(&cluster.initial().await.unwrap(), &path).is_some());
+
+    let statuses = cluster.statuses();
+    let key = ClusterObject {
+        group: "networking.k8s.io".into(),
+        kind: "Ingress".into(),
+        namespace: test.namespace.clone(),
+        name: "one".into(),
+    };
+    let observed = statuses.get(&key).unwrap();
+    assert_eq!(observed.generation, 1);
+    let status = |ip: &str| json!({"loadBalancer": {"ingress": [{"ip": ip}]}});
+    assert_eq!(statuses.write(&key, &observed, &status("192.0.2.1")).await, Ok(StatusWrite::Done));
+    assert_eq!(statuses.write(&key, &observed, &status("192.0.2.2")).await, Ok(StatusWrite::Outdated));
+    let now = statuses.get(&key).unwrap();
+    assert_eq!(now.status, status("192.0.2.1"));
+    let read = ingresses.get("one").await.unwrap();
+    assert_eq!(read.data["status"], now.status);
+
+    // The own write is no change of the object, but a label is.
+    let label = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
+    ingresses.patch("one", &PatchParams::default(), &label).await.unwrap();
+    let changes = cluster.next().await.unwrap();
+    let own: Vec<_> = changes.iter().filter(|change| change.path == path).collect();
+    assert_eq!(own.len(), 1, "{own:?}");
+    assert!(has(&own[0].state, r#""labels":{"a":"b"}"#) && !has(&own[0].state, "192.0.2.1"));
+    ingresses.delete("one", &DeleteParams::default()).await.unwrap();
+    until(&mut cluster, &path, |state| *state == FileState::Deleted).await;
+    assert!(statuses.get(&key).is_none());
+    assert_eq!(statuses.write(&key, &now, &status("192.0.2.3")).await, Ok(StatusWrite::Outdated));
 }

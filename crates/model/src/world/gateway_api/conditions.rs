@@ -43,7 +43,7 @@ impl World {
             let conditions = entry.map(|entry| self.ingress_conditions(entry)).unwrap_or_default();
             return ClusterStatus {
                 conditions: named(String::new(), conditions).collect(),
-                addresses: entry.map(|entry| self.ingress_addresses(entry)),
+                addresses: self.external_addresses(key),
                 ..ClusterStatus::default()
             };
         }
@@ -63,13 +63,30 @@ impl World {
             let namespace = of.parent.namespace.as_deref().unwrap_or(&key.namespace);
             named(format!("parent {namespace}/{}", of.parent.name), of.conditions)
         });
-        let addresses = self.gateway_entry(key).map(|entry| self.gateway_addresses(&entry.object));
         ClusterStatus {
             conditions: named(String::new(), status.conditions).chain(listeners).chain(parents).collect(),
             listeners: status.listeners,
             attached_listener_sets: status.attached_listener_sets,
-            addresses,
+            addresses: self.external_addresses(key),
         }
+    }
+
+    /// Returns the Ingresses that are served here.
+    pub fn served_ingresses(&self) -> Vec<ObjectKey> {
+        let served = self.ingresses.iter().filter(|entry| self.is_served(entry));
+        let key = |entry: &Entry<Ingress>| {
+            let (namespace, name) = (entry.object.meta.namespace.clone(), entry.object.meta.name.clone());
+            ObjectKey { kind: Kind::Ingress, namespace, name }
+        };
+        served.map(key).collect()
+    }
+
+    /// Returns the addresses of [`ClusterStatus::addresses`].
+    pub fn external_addresses(&self, key: &ObjectKey) -> Option<Vec<String>> {
+        if key.kind == Kind::Ingress {
+            return self.ingresses.get(&key.namespace, &key.name).map(|entry| self.ingress_addresses(entry));
+        }
+        self.gateway_entry(key).map(|entry| self.gateway_addresses(&entry.object))
     }
 
     /// Returns the external addresses or names of the Services of an Ingress's gateways. They are empty if another

@@ -10,7 +10,7 @@ use crate::{
         gateway::{MESH_CREDENTIAL, Server, ServerPort, ServerTls, ServerTlsMode},
         gateway_api::{
             FrontendValidationMode, GROUP, INTERNAL, KubernetesGateway, Listener, ListenerProtocol,
-            NamespacesFrom, RouteNamespaces,
+            NamespacesFrom, ParentReference, RouteNamespaces,
         },
     },
     origin::Origin,
@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Controllers of the GatewayClasses that are served here.
-const CONTROLLERS: &[&str] = &["istio.io/gateway-controller", "skysail.io/gateway-controller"];
+pub const CONTROLLERS: &[&str] = &["istio.io/gateway-controller", "skysail.io/gateway-controller"];
 
 /// Classes that need no GatewayClass object.
 const CLASSES: &[&str] = &["istio", "skysail"];
@@ -60,6 +60,24 @@ impl World {
             Some(entry) => CONTROLLERS.contains(&entry.object.spec.controller_name.as_str()),
             None => CLASSES.contains(&class),
         }
+    }
+
+    /// Returns the name of the controller in the status of an object at a parent: that of the Gateway's class.
+    pub fn controller_at(&self, parent: &ParentReference, namespace: &str) -> &'static str {
+        let namespace = parent.namespace.as_deref().unwrap_or(namespace);
+        let mut gateway = self.kubernetes_gateways.get(namespace, &parent.name);
+        if parent.kind.as_deref() == Some("ListenerSet") {
+            let set =
+                self.listener_sets.get(namespace, &parent.name).map(|entry| &entry.object.spec.parent_ref);
+            gateway = set.and_then(|of| {
+                self.kubernetes_gateways.get(of.namespace.as_deref().unwrap_or(namespace), &of.name)
+            });
+        }
+        let class = gateway.map(|entry| entry.object.spec.gateway_class_name.as_str());
+        let class = class.and_then(|class| self.gateway_classes.get("", class));
+        let named = class.map(|entry| entry.object.spec.controller_name.as_str());
+        let known = CONTROLLERS.iter().find(|controller| named == Some(**controller));
+        known.unwrap_or(&CONTROLLERS[0])
     }
 
     /// Returns all listeners of the Gateways that are served here, those of the oldest Gateways first.

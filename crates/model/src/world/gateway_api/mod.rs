@@ -28,6 +28,7 @@ pub(crate) use backend_tls::{CONFIG_MAP, INVALID};
 pub use conditions::{ClusterStatus, ObjectCondition};
 pub(crate) use credentials::{CREDENTIAL, ROOTS};
 pub(crate) use ingress::INTERNAL as INGRESS;
+pub use listeners::CONTROLLERS;
 pub use status::{GatewayApiStatus, ListenerStatus, ParentStatus, StatusCondition};
 
 use super::{
