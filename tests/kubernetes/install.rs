@@ -99,6 +99,14 @@ fn an_installation_is_complete_repeatable_and_removable() {
     };
     assert!(line("changed Deployment") && line("removed HorizontalPodAutoscaler"), "{fixed}");
 
+    let image = json!({ "spec": { "template": { "spec": { "containers": [{ "name": "discovery", "image": "a:1" }] } } } });
+    let deployment = format!("skysaild-{}", mesh.revision);
+    mesh.cluster.done(&["patch", "deployment", &deployment, "-p", &image.to_string()], "");
+    let conflict = mesh.refused("install", &["--no-wait", "--replicas", "2"]);
+    assert!(conflict.contains("nothing was changed") && conflict.contains("--force"), "{conflict}");
+    let forced = mesh.done("install", &["--no-wait", "--replicas", "2", "--force"]);
+    assert_eq!(changes(&forced).iter().filter(|change| **change == "changed").count(), 1, "{forced}");
+
     let listed = mesh.done("uninstall", &["--dry-run"]);
     assert!(listed.contains("MutatingWebhookConfiguration") && mesh.objects().len() == 9, "{listed}");
     let asked = mesh.refused("uninstall", &[]);

@@ -69,8 +69,8 @@ impl Installed {
         }
         if let Some(count) = injected_pods(connection, target).await.filter(|count| *count > 0) {
             installed.notes.push(format!(
-                "{count} pods have a sidecar of this revision: it gets no changes and no certificates any more; restart \
-                 their workloads after they have been injected by another control plane, or by none"
+                "pods with a sidecar of this revision: {count}; they get no changes and no certificates any more until \
+                 they are replaced"
             ));
         }
         Ok(installed)

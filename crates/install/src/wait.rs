@@ -81,9 +81,10 @@ fn unavailable(deployment: &Deployment) -> Option<String> {
     let status = deployment.status.clone().unwrap_or_default();
     let is_observed = status.observed_generation >= deployment.metadata.generation;
     let (updated, available) = (status.updated_replicas.unwrap_or(0), status.available_replicas.unwrap_or(0));
-    // Old pods are away, too, if there are no more pods than new ones.
-    let is_done = is_observed && updated >= wanted && available >= wanted && status.replicas == Some(updated);
-    (!is_done && wanted > 0).then(|| format!("{} of {wanted} new pods are available", available.min(updated)))
+    if wanted > 0 && !(is_observed && updated >= wanted && available >= wanted) {
+        return Some(format!("{} of {wanted} new pods are available", available.min(updated)));
+    }
+    (status.replicas.unwrap_or(0) > updated).then(|| "old pods end".to_owned())
 }
 
 /// Returns why a pod of the control plane does not run.
@@ -167,7 +168,7 @@ mod tests {
         };
         assert_eq!(status(2, 2, 2, 2), None);
         assert!(status(1, 2, 2, 2).is_some(), "the controller has not seen the newest version");
-        assert!(status(2, 3, 2, 3).is_some(), "an old pod runs");
+        assert_eq!(status(2, 3, 2, 3).as_deref(), Some("old pods end"));
         assert_eq!(status(2, 2, 2, 1).as_deref(), Some("1 of 2 new pods are available"));
         assert_eq!(state(json!({})).as_deref(), Some("0 of 2 new pods are available"));
     }

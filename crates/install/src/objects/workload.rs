@@ -12,8 +12,9 @@ use crate::{
 /// Port of the webhook in the pod. The Service has it on the port that Istio's Service has it on.
 const WEBHOOK_PORT: u16 = 15_017;
 const WEBHOOK_SERVICE_PORT: u16 = 443;
-/// User and group of the control plane, which are those of the image.
-const USER: u32 = 1337;
+/// User and group of the control plane. It is not the sidecars' user, whose connections are never intercepted: the control
+/// plane warns about pods of that user.
+const USER: u32 = 65_532;
 /// Folder of the state that survives a restart of the container.
 const STATE_FOLDER: &str = "/var/lib/skysail";
 /// Requests for resources. 2,000 sidecars cost 114 MB (docs/performance.md).
