@@ -16,13 +16,13 @@ const KINDS: &str = "serviceaccounts,roles,rolebindings,clusterroles,clusterrole
     poddisruptionbudgets,horizontalpodautoscalers,mutatingwebhookconfigurations";
 
 /// A revision of its own in a namespace of its own: tests run at the same time.
-struct Mesh {
-    cluster: Cluster,
-    revision: String,
+pub(crate) struct Mesh {
+    pub(crate) cluster: Cluster,
+    pub(crate) revision: String,
 }
 
 impl Mesh {
-    fn start(labels: &[&str]) -> Option<Self> {
+    pub(crate) fn start(labels: &[&str]) -> Option<Self> {
         let cluster = Cluster::start(labels)?;
         let revision = cluster.namespace.replace("skysail-test-", "r");
         Some(Self { cluster, revision })
@@ -35,7 +35,7 @@ impl Mesh {
     }
 
     /// Runs a command, which must succeed. Returns its output.
-    fn done(&self, command: &str, options: &[&str]) -> String {
+    pub(crate) fn done(&self, command: &str, options: &[&str]) -> String {
         let output = self.run(command, options);
         let error = String::from_utf8_lossy(&output.stderr);
         let text = String::from_utf8(output.stdout).unwrap();

@@ -10,3 +10,4 @@ mod injection;
 mod install;
 mod replica;
 mod status;
+mod traffic;

@@ -23,7 +23,6 @@ const STDIN: &str = "-";
 /// Arguments of `skysail inject`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-skysail-proxy cannot run in an injected pod yet (docs/injection.md). Use the output for inspection only.\n\n\
 Prints all documents of the files in their order. A document that is no workload keeps its text; a workload is written \
 anew, without its comments. Messages go to standard error.\n\n\
 Each workload gets a sidecar, unless it refuses it (label sidecar.istio.io/inject), uses the network of its node, is \
@@ -84,7 +83,6 @@ pub(crate) fn run(args: &InjectArgs) -> anyhow::Result<u8> {
         let text = read(file)?;
         settings.apply_mesh_config(&text).with_context(|| file.display().to_string())?;
     }
-    print_error("note: skysail-proxy cannot run in an injected pod yet; use the output for inspection only");
     let failed = |file: &Path, error: &DocumentError| {
         anyhow!("{}", printable(format_args!("{}:{error}", file.display())))
     };

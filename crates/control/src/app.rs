@@ -172,7 +172,9 @@ impl ControlPlane {
         let authentication = new_authentication(args, &token_keys, &self.publisher);
         let trust_domain = authentication.trust_domain();
         let injection = args.injection.settings(&args.cluster_id, &trust_domain)?;
-        let certificate = ServerCertificate::new(&self.authority, trust_domain, args.listen, args.cert_ttl)?;
+        let host = args.injection.host();
+        let certificate =
+            ServerCertificate::new(&self.authority, trust_domain, args.listen, host, args.cert_ttl)?;
         let pages = Arc::new(Pages {
             publisher: Arc::clone(&self.publisher),
             dns_cache: Arc::clone(&self.dns_cache),

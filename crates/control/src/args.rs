@@ -168,13 +168,13 @@ pub struct Args {
 /// Settings of the webhook for sidecar injection.
 #[derive(Clone, Debug, clap::Args)]
 pub struct InjectionArgs {
-    /// Image of skysail-proxy. Enables the webhook for sidecar injection. The proxy cannot run in an injected pod yet.
+    /// Image of skysail-proxy. Enables the webhook for sidecar injection.
     #[arg(long, value_name = "IMAGE")]
     pub injection_image: Option<String>,
     /// HTTPS port of the webhook; 0 selects a free port.
     #[arg(long, value_name = "PORT", default_value_t = 15_017, requires = "injection_image")]
     pub injection_port: u16,
-    /// Address of the control plane for injected sidecars. Its name must be one of the control plane's certificate.
+    /// Address of the control plane for injected sidecars. The control plane's certificate has the name.
     #[arg(
         long,
         value_name = "HOST:PORT",
@@ -206,6 +206,11 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 const MAX_UNAUTHENTICATED: usize = 4_096;
 
 impl InjectionArgs {
+    /// Returns the name at which sidecars and the API server reach the control plane.
+    pub(crate) fn host(&self) -> &str {
+        self.injection_control_plane.rsplit_once(':').map_or(&*self.injection_control_plane, |(host, _)| host)
+    }
+
     /// Returns the settings of injection, if it is enabled.
     pub(crate) fn settings(&self, cluster: &str, trust_domain: &str) -> anyhow::Result<Option<Settings>> {
         let Some(image) = &self.injection_image else { return Ok(None) };

@@ -53,7 +53,7 @@ const PRIORITY_STEPS: usize = 4;
 const BACKLOG: u32 = 4_096;
 /// Limit of unsent bytes in the kernel's send buffer (`TCP_NOTSENT_LOWAT`).
 const MAX_UNSENT: u32 = 128 << 10;
-/// DNS names of the control plane's certificate, as proxies verify them.
+/// DNS names that each certificate of a control plane has, as proxies verify them.
 const NAMES: [&str; 5] = [
     "istiod.istio-system.svc",
     "istiod.istio-system.svc.cluster.local",
@@ -62,10 +62,24 @@ const NAMES: [&str; 5] = [
     "localhost",
 ];
 
+/// Returns the DNS names of the certificate of a control plane that sidecars and the API server know by this host.
+fn names(host: &str) -> Vec<String> {
+    let mut names: Vec<String> = NAMES.map(str::to_owned).into();
+    let is_new = !names.iter().any(|name| name == host) && host.parse::<IpAddr>().is_err();
+    if is_new {
+        if host.ends_with(".svc") {
+            names.push(format!("{host}.cluster.local"));
+        }
+        names.push(host.to_owned());
+    }
+    names
+}
+
 /// The control plane's own certificate.
 pub(crate) struct ServerCertificate {
     authority: watch::Receiver<Arc<Authority>>,
     id: SpiffeId,
+    names: Vec<String>,
     addresses: Vec<IpAddr>,
     lifetime: Duration,
     live: Arc<Live<Identity>>,
@@ -79,6 +93,7 @@ impl ServerCertificate {
         manager: &AuthorityManager,
         trust_domain: String,
         listen: IpAddr,
+        host: &str,
         lifetime: Duration,
     ) -> Result<Self, skysail_identity::Error> {
         let mut addresses = vec![IpAddr::from([127, 0, 0, 1]), IpAddr::from(std::net::Ipv6Addr::LOCALHOST)];
@@ -87,7 +102,8 @@ impl ServerCertificate {
         }
         let id = SpiffeId::new(trust_domain, "istio-system", "istiod");
         let (authority, live, roots) = (manager.subscribe(), Live::empty(), Live::empty());
-        let mut certificate = Self { authority, id, addresses, lifetime, live, roots };
+        let names = names(host);
+        let mut certificate = Self { authority, id, names, addresses, lifetime, live, roots };
         certificate.issue()?;
         Ok(certificate)
     }
@@ -95,8 +111,7 @@ impl ServerCertificate {
     /// Issues a certificate of the current authority and applies the authority's trust bundle.
     fn issue(&mut self) -> Result<(), skysail_identity::Error> {
         let authority = Arc::clone(&self.authority.borrow_and_update());
-        let names = NAMES.map(str::to_owned);
-        let identity = authority.server(&self.id, &names, &self.addresses, self.lifetime)?;
+        let identity = authority.server(&self.id, &self.names, &self.addresses, self.lifetime)?;
         self.roots.set(Arc::new(authority.roots()?));
         self.live.set(Arc::new(identity));
         Ok(())
@@ -353,7 +368,8 @@ mod tests {
             let manager =
                 AuthorityManager::open(None, Lifetimes { certificate: day, root: 100 * day }).unwrap();
             let own =
-                ServerCertificate::new(&manager, "mesh.example".into(), [127, 0, 0, 1].into(), day).unwrap();
+                ServerCertificate::new(&manager, "mesh.example".into(), [127, 0, 0, 1].into(), NAMES[0], day)
+                    .unwrap();
             let client = TlsSpec { alpn: vec![b"h2".to_vec()], ..TlsSpec::default() }.client().unwrap();
             let mut hello = Vec::new();
             let name = ServerName::try_from("localhost").unwrap();

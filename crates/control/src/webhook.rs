@@ -67,7 +67,6 @@ struct Webhook {
 
 /// Serves the webhook; never returns.
 pub(crate) async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, settings: Settings) -> Infallible {
-    warn!("skysail-proxy cannot run in an injected pod yet; see docs/injection.md");
     let (long_bodies, answers) = (Arc::new(Semaphore::new(LONG_BODIES)), Arc::new(Semaphore::new(ANSWERS)));
     let webhook = Arc::new(Webhook { settings, long_bodies, answers });
     let router = Router::new()

@@ -18,6 +18,8 @@ pub(crate) const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 pub(crate) const MANAGER: &str = "skysail";
 /// Secret of a self-signed certificate authority.
 pub(crate) const AUTHORITY: &str = "istio-ca-secret";
+/// ConfigMap with the trust bundle, in each namespace.
+pub(crate) const ROOTS: &str = "istio-ca-root-cert";
 /// Label by which Istio's tools find control planes, and its value.
 pub(crate) const APP: &str = "app";
 pub(crate) const ISTIOD: &str = "istiod";

@@ -17,14 +17,12 @@ use crate::{
     connection::{Connection, readable},
     install::{all, line},
     object::{Object, ObjectKind},
-    objects::{APP, AUTHORITY, ISTIOD, MANAGER, REVISION},
+    objects::{APP, AUTHORITY, ISTIOD, MANAGER, REVISION, ROOTS},
     preflight::{action, is_foreign, missing_permissions},
     settings::Target,
     wait,
 };
 
-/// ConfigMap with the trust bundle, in each namespace.
-const ROOTS: &str = "istio-ca-root-cert";
 /// Label of pods with a sidecar.
 const INJECTED: &str = "security.istio.io/tlsMode=istio";
 

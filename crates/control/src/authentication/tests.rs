@@ -92,7 +92,14 @@ fn serve(
     let authentication =
         Arc::new(Authentication::new(tokens, settings, Arc::clone(&platform), Arc::clone(&metrics)));
     let local = IpAddr::from([127, 0, 0, 1]);
-    let own = ServerCertificate::new(&authority, "mesh.example".into(), local, 48 * HOUR).unwrap();
+    let own = ServerCertificate::new(
+        &authority,
+        "mesh.example".into(),
+        local,
+        "istiod.istio-system.svc",
+        48 * HOUR,
+    )
+    .unwrap();
     let signer = CertificateSigner::new(
         Arc::clone(&authority),
         Arc::clone(&authentication),

@@ -6,12 +6,17 @@ use kube::{api::ApiResource, core::GroupVersionKind};
 use serde_json::{Value, json};
 use skysail_model::api::Kind;
 
-use super::{AUTHORITY, labels};
+use super::{AUTHORITY, ROOTS, labels};
 use crate::{
     object::{Object, ObjectKind},
     settings::Target,
 };
 
+/// Webhook configurations.
+const ADMISSION: &str = "admissionregistration.k8s.io";
+const WEBHOOKS: &str = "mutatingwebhookconfigurations";
+/// Lease of the leader of the control planes.
+const LEASE: &str = "skysail-leader";
 /// API group of roles.
 const GROUP: &str = "rbac.authorization.k8s.io";
 
@@ -28,7 +33,7 @@ pub(super) fn objects(target: &Target) -> Vec<Object> {
     let binding = |role: Value| json!({ "roleRef": role, "subjects": subjects });
     vec![
         object(ObjectKind::SERVICE_ACCOUNT, name, json!({})),
-        object(ObjectKind::CLUSTER_ROLE, everywhere, json!({ "rules": cluster_rules() })),
+        object(ObjectKind::CLUSTER_ROLE, everywhere, json!({ "rules": cluster_rules(target) })),
         object(ObjectKind::CLUSTER_ROLE_BINDING, everywhere, binding(role("ClusterRole", everywhere))),
         object(ObjectKind::ROLE, name, json!({ "rules": namespace_rules() })),
         object(ObjectKind::ROLE_BINDING, name, binding(role("Role", name))),
@@ -41,7 +46,7 @@ pub(super) fn watched_kinds() -> impl Iterator<Item = Kind> {
 }
 
 /// Returns what the control plane may do in all namespaces.
-fn cluster_rules() -> Vec<Value> {
+fn cluster_rules(target: &Target) -> Vec<Value> {
     let mut by_group: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for kind in watched_kinds() {
         // The plural does not depend on the version.
@@ -52,16 +57,20 @@ fn cluster_rules() -> Vec<Value> {
         resources.sort_unstable();
         rule(group, &resources, &["get", "list", "watch"])
     };
+    let gateway_api = by_group.get("gateway.networking.k8s.io").into_iter().flatten();
+    let gateway_api = gateway_api.filter(|resource| *resource != "referencegrants");
+    let statuses: Vec<String> = gateway_api.map(|resource| format!("{resource}/status")).collect();
     let mut rules: Vec<Value> = by_group.into_iter().map(watch).collect();
     rules.extend([
-        // The trust bundle for sidecars (ConfigMap istio-ca-root-cert), in each namespace.
-        rule("", &["configmaps"], &["create", "update", "patch"]),
+        // The trust bundle for sidecars, in each namespace. The name of a new object cannot be prescribed.
+        rule("", &["configmaps"], &["create"]),
+        named(rule("", &["configmaps"], &["patch"]), ROOTS),
         // The trust bundle for the API server (caBundle).
-        rule(
-            "admissionregistration.k8s.io",
-            &["mutatingwebhookconfigurations"],
-            &["get", "list", "watch", "update", "patch"],
-        ),
+        rule(ADMISSION, &[WEBHOOKS], &["list", "watch"]),
+        named(rule(ADMISSION, &[WEBHOOKS], &["update"]), &target.webhook()),
+        // The status of objects.
+        rule("gateway.networking.k8s.io", &statuses, &["patch"]),
+        rule("networking.k8s.io", &["ingresses/status"], &["patch"]),
         // Tokens of service accounts.
         rule("authentication.k8s.io", &["tokenreviews"], &["create"]),
         json!({ "nonResourceURLs": ["/.well-known/openid-configuration", "/openid/v1/jwks"],
@@ -70,11 +79,21 @@ fn cluster_rules() -> Vec<Value> {
     rules
 }
 
-/// Returns what the control plane may do in its namespace besides: keep its certificate authority.
+/// Returns what the control plane may do in its namespace besides: keep its certificate authority, and elect a leader.
 fn namespace_rules() -> Vec<Value> {
-    let mut update = rule("", &["secrets"], &["update"]);
-    update["resourceNames"] = json!([AUTHORITY]);
-    vec![rule("", &["secrets"], &["create"]), update]
+    let leases = |verbs: &[&str]| rule("coordination.k8s.io", &["leases"], verbs);
+    vec![
+        rule("", &["secrets"], &["create"]),
+        named(rule("", &["secrets"], &["update"]), AUTHORITY),
+        leases(&["create"]),
+        named(leases(&["get", "update"]), LEASE),
+    ]
+}
+
+/// Restricts a rule to the objects of a name.
+fn named(mut rule: Value, name: &str) -> Value {
+    rule["resourceNames"] = json!([name]);
+    rule
 }
 
 fn rule(group: &str, resources: &[impl AsRef<str>], verbs: &[&str]) -> Value {

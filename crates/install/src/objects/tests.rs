@@ -95,6 +95,10 @@ fn the_control_plane_may_watch_what_it_reads_and_no_workloads() {
         assert!(may("list", group, resource) && may("watch", group, resource), "{group} {resource}");
     }
     assert!(may("create", "", "configmaps") && !may("create", "", "secrets") && !may("update", "", "pods"));
+    assert!(may("patch", "gateway.networking.k8s.io", "httproutes/status"));
+    let writes = rules.iter().filter(|rule| !rule["resourceNames"].is_null());
+    let writes: BTreeSet<_> = writes.map(|rule| rule["resourceNames"].to_string()).collect();
+    assert_eq!(writes, [r#"["istio-ca-root-cert"]"#, r#"["skysail-injector"]"#].map(str::to_owned).into());
     assert!(!may("list", "apps", "deployments"));
 }
 

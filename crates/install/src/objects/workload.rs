@@ -136,7 +136,7 @@ fn container(installation: &Installation) -> Value {
 pub(super) fn arguments(installation: &Installation) -> Vec<String> {
     let target = &installation.target;
     let address = format!("{}.{}.svc:{DISCOVERY_TLS_PORT}", target.service(), target.namespace);
-    let mut arguments = vec!["--kubernetes".to_owned()];
+    let mut arguments = ["--kubernetes", "--write-status"].map(str::to_owned).to_vec();
     for (name, value) in [
         ("--state-dir", STATE_FOLDER),
         ("--injection-image", &installation.proxy_image),
