@@ -121,8 +121,9 @@ impl Access {
         let unauthorized = |status: Status| refused(StatusCode::UNAUTHORIZED, status.message().to_owned());
         let token = bearer(headers).map_err(unauthorized)?;
         let token = token.ok_or_else(|| refused(StatusCode::UNAUTHORIZED, token_required()))?;
-        let id = self.authentication.confirm_token(token).await.map_err(unauthorized)?.id;
+        let id = self.authentication.verify_token(token).map_err(unauthorized)?.id;
         if self.allows(&id) {
+            self.authentication.confirm_token(token, &id).await.map_err(unauthorized)?;
             return Ok(id);
         }
         let SpiffeId { namespace, service_account, .. } = id;

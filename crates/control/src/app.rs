@@ -273,8 +273,12 @@ impl ControlPlane {
             && self.args.injection.injection_image.is_some()
         {
             let (server, revision) = (server.clone(), self.args.injection.injection_revision.clone());
-            tokio::spawn(server.clone().distribute_roots(distributed.clone(), &SYSTEM_NAMESPACES));
-            tokio::spawn(async move { server.keep_ca_bundles(distributed, &revision).await });
+            let namespace = self.args.namespace()?;
+            let (distributor, receiver, own) = (server.clone(), distributed.clone(), namespace.clone());
+            tokio::spawn(
+                async move { distributor.distribute_roots(receiver, &own, &SYSTEM_NAMESPACES).await },
+            );
+            tokio::spawn(async move { server.keep_ca_bundles(distributed, &namespace, &revision).await });
         }
         tokio::spawn(Arc::clone(authority).run());
         tokio::spawn(release_memory(Arc::clone(publisher)));
@@ -287,9 +291,10 @@ impl ControlPlane {
         if !self.args.write_status {
             return Ok(None);
         }
-        let (leadership, leads) = Leadership::start(server, &self.args.namespace()?);
+        let (mut leadership, leads) = Leadership::start(server, &self.args.namespace()?);
         let publisher = Arc::clone(publisher);
-        tokio::spawn(StatusWriter { publisher, statuses, leads, published }.run());
+        let writer = StatusWriter { publisher, statuses, leads, published };
+        leadership.tasks.push(tokio::spawn(writer.run()));
         Ok(Some(leadership))
     }
 
@@ -447,7 +452,8 @@ async fn watch_cluster(mut cluster: Cluster, publisher: Arc<Publisher>, publicat
 /// Candidacy of this replica for the leadership.
 struct Leadership {
     candidate: Candidate,
-    task: JoinHandle<Infallible>,
+    /// The election, and what the leader does.
+    tasks: Vec<JoinHandle<Infallible>>,
 }
 
 impl Leadership {
@@ -458,13 +464,17 @@ impl Leadership {
         let identity = format!("{name}_{:016x}", fastrand::u64(..));
         let candidate = || server.candidate(namespace, LEASE, &identity);
         let (leads, receiver) = watch::channel(false);
-        (Self { task: tokio::spawn(candidate().run(leads)), candidate: candidate() }, receiver)
+        let tasks = vec![tokio::spawn(candidate().run(leads))];
+        (Self { tasks, candidate: candidate() }, receiver)
     }
 
     /// Ends the candidacy. Another replica takes over at once.
     async fn end(self) {
-        self.task.abort();
-        let _ = self.task.await;
+        // What the leader does ends before the Lease is free.
+        for task in self.tasks.into_iter().rev() {
+            task.abort();
+            let _ = task.await;
+        }
         match tokio::time::timeout(DRAIN_TIMEOUT, self.candidate.release()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => info!(%error, "the Lease is not released; another replica takes over later"),

@@ -4,7 +4,7 @@
 //! - If a call has a token, only the token counts: a valid certificate does not replace a refused token.
 //! - A certificate records the time and the pod of its last token ([`Origin`]). It can be renewed without a token only
 //!   within `--token-interval` after that token, and in its own trust domain. The end of the pod ends renewals.
-//! - In a cluster, the API server confirms each token ([`TokenReviews`]).
+//! - If tokens are those of the watched cluster, its API server confirms each one ([`TokenReviews`]).
 //! - A pod that is known to have ended is refused: the pod of the credential, else the pod at the address of the call.
 
 use std::{
@@ -183,7 +183,7 @@ impl Authentication {
     }
 
     /// Verifies a token and returns its principal.
-    fn verify_token(&self, token: &str) -> Result<Principal, Status> {
+    pub(crate) fn verify_token(&self, token: &str) -> Result<Principal, Status> {
         let Some(verifier) = self.tokens.get() else {
             return Err(Status::unauthenticated(
                 "tokens are not accepted: the control plane has neither --token-key nor --token-jwks, and watches no cluster",
@@ -283,25 +283,24 @@ impl Authentication {
     /// The API server refuses the token.
     pub(crate) async fn confirmed<T>(&self, call: &Request<T>) -> Result<Caller, Status> {
         let caller = caller(call.extensions())?;
-        if let (Some(reviews), Caller::Authenticated(principal)) = (&self.reviews, &caller)
+        if let Caller::Authenticated(principal) = &caller
             && let Some(token) = bearer(call.metadata().as_ref())?
         {
-            let confirmed = reviews.confirm(token, &principal.id).await;
+            let confirmed = self.confirm_token(token, &principal.id).await;
             confirmed.inspect_err(|refused| self.report_refusal(call.extensions(), refused))?;
         }
         Ok(caller)
     }
 
-    /// Verifies a token and has it confirmed. Returns its principal.
+    /// Has the API server confirm a verified token, if it confirms tokens.
     ///
     /// # Errors
-    /// The token is refused.
-    pub(crate) async fn confirm_token(&self, token: &str) -> Result<Principal, Status> {
-        let principal = self.verify_token(token)?;
-        if let Some(reviews) = &self.reviews {
-            reviews.confirm(token, &principal.id).await?;
+    /// The API server refuses the token.
+    pub(crate) async fn confirm_token(&self, token: &str, id: &SpiffeId) -> Result<(), Status> {
+        match &self.reviews {
+            Some(reviews) => reviews.confirm(token, id).await,
+            None => Ok(()),
         }
-        Ok(principal)
     }
 
     fn report_refusal(&self, known: &Extensions, refused: &Status) {
@@ -373,7 +372,7 @@ fn too_many_connections(identity: &str, limit: usize) -> Status {
 }
 
 /// Returns the caller of an admitted call.
-fn caller(extensions: &Extensions) -> Result<Caller, Status> {
+pub(crate) fn caller(extensions: &Extensions) -> Result<Caller, Status> {
     let caller = extensions.get::<Caller>().cloned();
     caller.ok_or_else(|| Status::internal("internal error: the call was not authenticated"))
 }

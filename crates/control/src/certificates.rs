@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use crate::{
     audit::{AuditEvent, AuditLog, ExternalText},
-    authentication::{Authentication, Caller, Grant, Principal},
+    authentication::{Authentication, Caller, Grant, Principal, caller},
     authority::AuthorityManager,
     metrics::{Metrics, count},
     rate_limit::{Rate, TokenBuckets},
@@ -107,12 +107,13 @@ impl CertificateSigner {
     }
 
     async fn sign(&self, call: &Request<IstioCertificateRequest>) -> Result<PendingCertificate, Status> {
-        let Caller::Authenticated(principal) = self.authentication.confirmed(call).await? else {
+        let Caller::Authenticated(principal) = caller(call.extensions())? else {
             return Err(Status::unauthenticated("certificates are signed on the TLS port only"));
         };
         self.quota
             .admit(&principal, Instant::now())
             .inspect_err(|_| count(&self.metrics.certificates_over_quota))?;
+        self.authentication.confirmed(call).await?;
         let id = &principal.id;
         let request = call.get_ref();
         let metadata = request.metadata.iter().flat_map(|metadata| metadata.fields.keys());

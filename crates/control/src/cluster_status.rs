@@ -1,12 +1,21 @@
 //! Writes the status of objects of Gateway API and of Ingresses to the cluster. One replica does so, the leader.
 //!
 //! A status is written if it differs from what the cluster has. Conditions keep the time of their last change, and what
-//! other controllers wrote stays.
+//! other controllers wrote stays. A refused object keeps its status: `observedGeneration` tells which version it is about.
+//! If another controller changes a status back, it is written again only after a pause.
 
-use std::{collections::HashMap, convert::Infallible, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    future::pending,
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, future::OptionFuture, stream};
 use serde_json::{Map, Value, json};
+use skysail_core::logging::Throttle;
 use skysail_kubernetes::{ClusterObject, ObservedStatus, StatusWrite, Statuses, timestamp};
 use skysail_model::{
     Kind, ObjectKey, World,
@@ -20,10 +29,17 @@ use crate::publish::Publisher;
 
 /// Time in which further changes are awaited before statuses are compared.
 const SETTLE: Duration = Duration::from_millis(100);
-/// Interval at which a failed write is tried again.
-const RETRY: Duration = Duration::from_secs(5);
+/// The longest such time. It grows with the time that a comparison takes, so that comparisons leave most of a CPU free.
+const MAX_SETTLE: Duration = Duration::from_secs(10);
+/// Interval at which a status is written again: after a failure, or if another controller changes it back.
+const RETRY: Duration = Duration::from_secs(30);
+/// Interval of messages about failed writes.
+const MESSAGE_INTERVAL: Duration = Duration::from_secs(60);
 /// Number of concurrent writes.
 const WRITES: usize = 8;
+/// Conditions of whole objects that no other controller sets.
+const OWN_CONDITIONS: [&str; 4] =
+    ["Accepted", "Programmed", "ResolvedRefs", "InsecureFrontendValidationMode"];
 
 /// Writes statuses while this replica leads.
 pub(crate) struct StatusWriter {
@@ -35,10 +51,29 @@ pub(crate) struct StatusWriter {
     pub(crate) published: watch::Receiver<()>,
 }
 
-/// A status that was written: as it was meant, without times, and as the cluster then had it.
+/// A status that was written: as it was meant, without times, as the cluster then had it, and when.
 struct WrittenStatus {
     meant: Value,
-    taken: Value,
+    /// `None`: the write failed.
+    taken: Option<Value>,
+    at: Instant,
+}
+
+impl WrittenStatus {
+    /// Returns whether a status that is meant now is not to be written yet: the cluster has it, as far as it takes it, or it
+    /// was written lately and in vain.
+    fn covers(&self, meant: &Value, observed: &Value) -> bool {
+        self.meant == *meant && (self.taken.as_ref() == Some(observed) || self.at.elapsed() < RETRY)
+    }
+}
+
+/// A status that is to be written.
+struct DueStatus {
+    object: ClusterObject,
+    observed: ObservedStatus,
+    whole: Value,
+    /// The same without times.
+    meant: Value,
 }
 
 impl StatusWriter {
@@ -46,68 +81,91 @@ impl StatusWriter {
     pub(crate) async fn run(mut self) -> Infallible {
         let mut observed = self.statuses.subscribe();
         let mut written: HashMap<ClusterObject, WrittenStatus> = HashMap::new();
+        let lines = Throttle::new(MESSAGE_INTERVAL);
         loop {
             while !*self.leads.borrow_and_update() {
                 written.clear();
-                let _ = self.leads.changed().await;
+                if self.leads.changed().await.is_err() {
+                    return pending().await;
+                }
             }
             observed.mark_unchanged();
             self.published.mark_unchanged();
             let publisher = Arc::clone(&self.publisher);
-            let meant = tokio::task::spawn_blocking(move || statuses_of(&publisher.world())).await;
-            let failed = self.write(meant.unwrap_or_default(), &mut written).await;
+            let begun = Instant::now();
+            let meant = tokio::task::spawn_blocking(move || publisher.with_served(statuses_of)).await;
+            let settle = (4 * begun.elapsed()).clamp(SETTLE, MAX_SETTLE);
+            let waits = self.write(meant.unwrap_or_default(), &mut written, &lines).await;
             tokio::select! {
                 _ = observed.changed() => {}
                 _ = self.published.changed() => {}
-                _ = self.leads.changed() => {}
-                () = sleep(RETRY), if failed => {}
+                ended = self.leads.changed() => if ended.is_err() { return pending().await },
+                () = sleep(RETRY), if waits => {}
             }
-            sleep(SETTLE).await;
+            sleep(settle).await;
         }
     }
 
-    /// Writes the statuses that differ. Returns whether a write failed.
+    /// Writes the statuses that differ, while this replica leads. Returns whether one is to be written later.
     async fn write(
         &self,
         meant: Vec<(ClusterObject, Status)>,
         written: &mut HashMap<ClusterObject, WrittenStatus>,
+        lines: &Throttle,
     ) -> bool {
-        let now = timestamp();
-        let due = meant.into_iter().filter_map(|(object, status)| {
-            let observed = self.statuses.get(&object)?;
-            let whole = status.over(&observed, &now);
-            let meant = without_times(&whole);
-            let is_known =
-                written.get(&object).is_some_and(|last| last.meant == meant && last.taken == observed.status);
-            (!is_known && whole != observed.status).then_some((object, observed, whole, meant))
-        });
-        let write =
-            async |(object, observed, whole, meant): (ClusterObject, ObservedStatus, Value, Value)| {
-                let result = self.statuses.write(&object, &observed, &whole).await;
-                (object, meant, result)
-            };
-        let due: Vec<_> = due.collect();
+        written.retain(|object, _| self.statuses.get(object).is_some());
+        let (due, mut waits) = self.due(meant, written);
+        let write = async |due: DueStatus| {
+            let leads = *self.leads.borrow();
+            let DueStatus { object, observed, whole, meant } = due;
+            let result = leads.then(|| self.statuses.write(&object, &observed, &whole));
+            let result = OptionFuture::from(result).await;
+            (object, meant, result)
+        };
         let mut results = stream::iter(due).map(write).buffer_unordered(WRITES);
-        let mut failed = false;
         while let Some((object, meant, result)) = results.next().await {
-            match result {
-                Ok(StatusWrite::Done) => {
-                    let taken = self.statuses.get(&object).map(|observed| observed.status);
-                    written.insert(object, WrittenStatus { meant, taken: taken.unwrap_or_default() });
+            let taken = match result {
+                // A later version of the object is on its way, or another replica leads.
+                None | Some(Ok(StatusWrite::Outdated)) => continue,
+                Some(Ok(StatusWrite::Done)) => self.statuses.get(&object).map(|observed| observed.status),
+                Some(Err(error)) => {
+                    if let Some(more) = lines.admit(Instant::now()) {
+                        let ClusterObject { kind, namespace, name, .. } = &object;
+                        warn!(
+                            error,
+                            more,
+                            "the status of {kind} {namespace}/{name} cannot be written; it is tried again"
+                        );
+                    }
+                    None
                 }
-                // A later version of the object is on its way.
-                Ok(StatusWrite::Outdated) => {}
-                Err(error) => {
-                    failed = true;
-                    let ClusterObject { kind, namespace, name, .. } = object;
-                    warn!(
-                        error,
-                        "the status of {kind} {namespace}/{name} cannot be written; it is tried again"
-                    );
-                }
+            };
+            waits |= taken.is_none();
+            written.insert(object, WrittenStatus { meant, taken, at: Instant::now() });
+        }
+        waits
+    }
+
+    /// Returns the statuses to write now, and whether others are to be written later.
+    fn due(
+        &self,
+        meant: Vec<(ClusterObject, Status)>,
+        written: &HashMap<ClusterObject, WrittenStatus>,
+    ) -> (Vec<DueStatus>, bool) {
+        let (now, mut waits, mut due) = (timestamp(), false, Vec::new());
+        for (object, status) in meant {
+            let Some(observed) = self.statuses.get(&object) else { continue };
+            let whole = status.over(&observed.status, &now);
+            if whole == observed.status {
+                continue;
+            }
+            let meant = without_times(&whole);
+            match written.get(&object).filter(|last| last.covers(&meant, &observed.status)) {
+                Some(last) => waits |= last.taken.as_ref() != Some(&observed.status),
+                None => due.push(DueStatus { object, observed, whole, meant }),
             }
         }
-        failed
+        (due, waits)
     }
 }
 
@@ -121,11 +179,17 @@ struct Status {
     /// Parents of a route or ancestors of a policy, with the name of the controller.
     parents: Vec<(ParentStatus, &'static str)>,
     kind: Kind,
+    /// Version of the object that the status is about.
+    generation: i64,
 }
 
-/// Returns the statuses of all objects.
-fn statuses_of(world: &World) -> Vec<(ClusterObject, Status)> {
-    let of_ingress = world.served_ingresses().into_iter().map(|key| {
+/// Returns the statuses of all objects but those of which the last version is refused.
+fn statuses_of(world: &World, is_refused: &dyn Fn(&ObjectKey) -> bool) -> Vec<(ClusterObject, Status)> {
+    let generations: HashMap<ObjectKey, i64> =
+        world.configured_objects().into_iter().map(|(key, origin)| (key, origin.generation)).collect();
+    let generation = |key: &ObjectKey| generations.get(key).copied().unwrap_or_default();
+    let served = world.served_ingresses().into_iter().filter(|key| !is_refused(key));
+    let of_ingress = served.map(|key| {
         let addresses = world.external_addresses(&key).unwrap_or_default();
         let ingress = addresses.iter().map(|address| match address.parse::<IpAddr>() {
             Ok(_) => json!({ "ip": address }),
@@ -138,13 +202,16 @@ fn statuses_of(world: &World) -> Vec<(ClusterObject, Status)> {
             listeners: Vec::new(),
             parents: Vec::new(),
             kind: Kind::Ingress,
+            generation: generation(&key),
         };
         (object_of(&key), status)
     });
-    let of_gateway_api = world.gateway_api_status().into_iter().map(|status| {
-        let object = object_of(&status.object);
+    let known = world.gateway_api_status().into_iter().filter(|status| !is_refused(&status.object));
+    let of_gateway_api = known.map(|status| {
+        let (object, generation) = (object_of(&status.object), generation(&status.object));
         let addresses = world.external_addresses(&status.object);
-        (object, gateway_api(status, addresses, |parent, namespace| world.controller_at(parent, namespace)))
+        let controller = |parent: &ParentReference, namespace: &str| world.controller_at(parent, namespace);
+        (object, Status { generation, ..gateway_api(status, addresses, controller) })
     });
     of_ingress.chain(of_gateway_api).collect()
 }
@@ -195,46 +262,76 @@ fn gateway_api(
         parents: parents.collect(),
         listeners: status.listeners.into_iter().map(|of| (of.name, of.conditions)).collect(),
         kind: status.object.kind,
+        generation: 0,
     }
 }
 
 impl Status {
     /// Returns the whole status of an object that has this one now.
-    fn over(&self, observed: &ObservedStatus, now: &str) -> Value {
-        let before = &observed.status;
-        let merged = |conditions: &[StatusCondition], before: &Value| -> Value {
-            conditions_over(conditions, before, observed.generation, now)
-        };
+    fn over(&self, before: &Value, now: &str) -> Value {
         let mut status = before.as_object().cloned().unwrap_or_default();
         status.extend(self.fields.clone());
         if !self.conditions.is_empty() {
-            status.insert("conditions".to_owned(), merged(&self.conditions, &before["conditions"]));
+            let others = items(&before["conditions"])
+                .filter(|of| !OWN_CONDITIONS.iter().any(|own| of["type"] == **own));
+            let own = self.conditions_over(&self.conditions, &before["conditions"], now).into_iter();
+            status.insert("conditions".to_owned(), own.chain(others.cloned()).collect());
         }
         for (name, conditions) in &self.listeners {
+            let known = items(&before["listeners"]).find(|one| one["name"] == **name);
+            let known = known.map_or(&Value::Null, |one| &one["conditions"]);
             let listeners = status.get_mut("listeners").and_then(Value::as_array_mut);
-            let own = listeners.and_then(|all| all.iter_mut().find(|one| one["name"] == **name));
-            let known = before["listeners"].as_array().into_iter().flatten();
-            let known = known.into_iter().find(|one| one["name"] == **name);
-            if let Some(own) = own {
-                own["conditions"] = merged(conditions, known.map_or(&Value::Null, |one| &one["conditions"]));
+            if let Some(own) = listeners.and_then(|all| all.iter_mut().find(|one| one["name"] == **name)) {
+                own["conditions"] = self.conditions_over(conditions, known, now).into();
             }
         }
         if let Some((field, reference)) = field_of_parents(self.kind) {
-            let known = || before[field].as_array().into_iter().flatten();
-            let is_own =
-                |of: &Value| CONTROLLERS.iter().any(|controller| of["controllerName"] == **controller);
-            let others = known().filter(|of| !is_own(of)).cloned();
-            let own = self.parents.iter().map(|(of, controller)| {
-                let parent = parent_reference(&of.parent);
-                let same =
-                    known().find(|one| one[reference] == parent && one["controllerName"] == **controller);
-                let conditions = merged(&of.conditions, same.map_or(&Value::Null, |one| &one["conditions"]));
-                json!({ reference: parent, "controllerName": controller, "conditions": conditions })
-            });
-            status.insert(field.to_owned(), others.chain(own).collect());
+            status.insert(field.to_owned(), self.parents_over(&before[field], reference, now).into());
         }
         status.into()
     }
+
+    /// Returns the status at each parent. The order of `before` stays, so that controllers do not rewrite each other's.
+    fn parents_over(&self, before: &Value, reference: &str, now: &str) -> Vec<Value> {
+        let is_same =
+            |a: &Value, b: &Value| a[reference] == b[reference] && a["controllerName"] == b["controllerName"];
+        let made = self.parents.iter().map(|(of, controller)| {
+            let mut one = json!({ reference: parent_reference(&of.parent), "controllerName": controller });
+            let known = items(before).find(|known| is_same(known, &one));
+            let known = known.map_or(&Value::Null, |known| &known["conditions"]);
+            one["conditions"] = self.conditions_over(&of.conditions, known, now).into();
+            one
+        });
+        let mut own: Vec<Value> = made.collect();
+        let mut all = Vec::new();
+        for one in items(before) {
+            match own.iter().position(|own| is_same(own, one)) {
+                Some(at) => all.push(own.remove(at)),
+                // A parent that the route no longer has.
+                None if CONTROLLERS.iter().any(|controller| one["controllerName"] == **controller) => {}
+                None => all.push(one.clone()),
+            }
+        }
+        all.extend(own);
+        all
+    }
+
+    /// Returns conditions as a cluster has them. A condition whose status is that of `before` keeps its time.
+    fn conditions_over(&self, conditions: &[StatusCondition], before: &Value, now: &str) -> Vec<Value> {
+        let made = conditions.iter().map(|of| {
+            let status = if of.status { "True" } else { "False" };
+            let since = items(before).find(|one| one["type"] == of.kind && one["status"] == status);
+            let since = since.and_then(|one| one["lastTransitionTime"].as_str()).unwrap_or(now);
+            json!({ "type": of.kind, "status": status, "reason": of.reason, "message": of.message,
+                    "observedGeneration": self.generation, "lastTransitionTime": since })
+        });
+        made.collect()
+    }
+}
+
+/// Returns the items of a list; none for any other value.
+fn items(list: &Value) -> impl Iterator<Item = &Value> {
+    list.as_array().into_iter().flatten()
 }
 
 /// Returns the field with the status at each parent, and the field of a parent's reference in it.
@@ -257,21 +354,6 @@ fn parent_reference(parent: &ParentReference) -> Value {
         ("port", port.map(Value::from)),
     ];
     fields.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect::<Map<_, _>>().into()
-}
-
-/// Returns conditions as a cluster has them. A condition whose status is that of `before` keeps its time, and conditions of
-/// other types stay.
-fn conditions_over(conditions: &[StatusCondition], before: &Value, generation: i64, now: &str) -> Value {
-    let known = || before.as_array().into_iter().flatten();
-    let others = known().filter(|of| conditions.iter().all(|own| of["type"] != own.kind)).cloned();
-    let own = conditions.iter().map(|of| {
-        let status = if of.status { "True" } else { "False" };
-        let since = known().find(|one| one["type"] == of.kind && one["status"] == status);
-        let since = since.and_then(|one| one["lastTransitionTime"].as_str()).unwrap_or(now);
-        json!({ "type": of.kind, "status": status, "reason": of.reason, "message": of.message,
-                "observedGeneration": generation, "lastTransitionTime": since })
-    });
-    own.chain(others).collect()
 }
 
 /// Returns a status without times.

@@ -45,7 +45,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use skysail_model::{Files, Parsed, Resolved, Validator, World, parse};
+use skysail_model::{Files, ObjectKey, Parsed, Resolved, Validator, World, parse};
 use skysail_source::{FileChange, FileState};
 use tokio::sync::watch;
 use tracing::{error, info};
@@ -169,9 +169,13 @@ impl Publisher {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the objects of the configuration.
-    pub(crate) fn world(&self) -> World {
-        self.read().world.clone()
+    /// Calls a function with the objects of the configuration, and with whether the last version of an object is refused.
+    pub(crate) fn with_served<T>(&self, call: impl FnOnce(&World, &dyn Fn(&ObjectKey) -> bool) -> T) -> T {
+        let (world, refused) = {
+            let state = self.read();
+            (state.world.clone(), state.refused_objects())
+        };
+        call(&world, &|key| refused.contains(&key.to_string()))
     }
 
     /// Applies changed files and publishes the result. Blocks during the compilation.

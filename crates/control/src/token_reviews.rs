@@ -17,7 +17,7 @@ use tokio::sync::Semaphore;
 use tonic::Status;
 use tracing::warn;
 
-/// Time for which a verdict holds.
+/// Time for which a verdict holds, also while the API server is away.
 const VALIDITY: Duration = Duration::from_secs(60);
 /// Maximum number of verdicts that are kept.
 const MAX_VERDICTS: usize = 65_536;
@@ -31,8 +31,8 @@ const MESSAGE_INTERVAL: Duration = Duration::from_secs(60);
 /// Reviews of tokens.
 pub(crate) struct TokenReviews {
     server: ApiServer,
-    /// End of the verdict that a token is valid, by the hash of the token.
-    valid_until: Mutex<HashMap<String, Instant>>,
+    /// Verdicts by the hash of the token.
+    verdicts: Mutex<HashMap<String, Verdict>>,
     requests: Semaphore,
     /// End of the time in which the API server is not asked.
     paused_until: Mutex<Option<Instant>>,
@@ -43,7 +43,7 @@ impl TokenReviews {
     pub(crate) fn new(server: ApiServer) -> Self {
         Self {
             server,
-            valid_until: Mutex::default(),
+            verdicts: Mutex::default(),
             requests: Semaphore::new(REQUESTS),
             paused_until: Mutex::default(),
             missing_lines: Throttle::new(MESSAGE_INTERVAL),
@@ -56,55 +56,60 @@ impl TokenReviews {
     /// The API server refuses the token, or knows it as that of another user.
     pub(crate) async fn confirm(&self, token: &str, id: &SpiffeId) -> Result<(), Status> {
         let key = sha256(token.as_bytes());
-        let is_decided = || self.is_paused() || self.is_valid(&key);
-        if is_decided() {
-            return Ok(());
+        if let Some(verdict) = self.known(&key) {
+            return verdict;
         }
         let _permit = self.requests.acquire().await;
         // An equal request may have been answered meanwhile, or the API server may be away.
-        if is_decided() {
-            return Ok(());
+        if let Some(verdict) = self.known(&key) {
+            return verdict;
         }
         let user = format!("system:serviceaccount:{}:{}", id.namespace, id.service_account);
-        match self.server.review(token, TOKEN_AUDIENCE).await {
-            Ok(Review::Valid(name)) if name == user => {
-                self.keep(key, Instant::now());
-                Ok(())
+        let refusal = match self.server.review(token, TOKEN_AUDIENCE).await {
+            Ok(Review::Valid(name)) if name == user => None,
+            Ok(Review::Valid(name)) => {
+                Some(format!("the API server knows the token as that of {name:?}, but it names {user}"))
             }
-            Ok(Review::Valid(name)) => Err(Status::unauthenticated(format!(
-                "the API server knows the token as that of {name:?}, but it names {user}"
-            ))),
-            Ok(Review::Refused(reason)) => {
-                Err(Status::unauthenticated(format!("the API server refuses the token: {reason}")))
-            }
+            Ok(Review::Refused(reason)) => Some(format!("the API server refuses the token: {reason}")),
             Err(error) => {
                 *lock(&self.paused_until) = Some(Instant::now() + PAUSE);
                 if let Some(more) = self.missing_lines.admit(Instant::now()) {
                     let error = error.to_string();
                     warn!(error, more, "tokens are accepted by their signature alone, without a TokenReview");
                 }
-                Ok(())
+                return Ok(());
             }
+        };
+        self.keep(key, refusal.clone(), Instant::now());
+        refusal.map_or(Ok(()), |reason| Err(Status::unauthenticated(reason)))
+    }
+
+    /// Returns the verdict on a token without a request; `None`: the API server is to be asked.
+    fn known(&self, key: &str) -> Option<Result<(), Status>> {
+        let now = Instant::now();
+        match lock(&self.verdicts).get(key).filter(|verdict| verdict.until > now) {
+            Some(Verdict { refusal: Some(reason), .. }) => Some(Err(Status::unauthenticated(reason.clone()))),
+            Some(_) => Some(Ok(())),
+            None => lock(&self.paused_until).is_some_and(|until| until > now).then_some(Ok(())),
         }
     }
 
-    fn is_paused(&self) -> bool {
-        lock(&self.paused_until).is_some_and(|until| until > Instant::now())
-    }
-
-    fn is_valid(&self, key: &str) -> bool {
-        lock(&self.valid_until).get(key).is_some_and(|until| *until > Instant::now())
-    }
-
-    fn keep(&self, key: String, now: Instant) {
-        let mut verdicts = lock(&self.valid_until);
+    fn keep(&self, key: String, refusal: Option<String>, now: Instant) {
+        let mut verdicts = lock(&self.verdicts);
         if verdicts.len() >= MAX_VERDICTS {
-            verdicts.retain(|_, until| *until > now);
+            verdicts.retain(|_, verdict| verdict.until > now);
         }
         if verdicts.len() < MAX_VERDICTS {
-            verdicts.insert(key, now + VALIDITY);
+            verdicts.insert(key, Verdict { until: now + VALIDITY, refusal });
         }
     }
+}
+
+/// Verdict on a token.
+struct Verdict {
+    until: Instant,
+    /// Reason of a refusal.
+    refusal: Option<String>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -8,6 +8,8 @@ use crate::{
     settings::Settings,
 };
 
+/// Annotation that lets the sidecar bind ports below 1024, as user 0.
+pub(crate) const BIND: &str = "sidecar.istio.io/capNetBindService";
 /// User id and group id of the sidecar.
 const USER: u64 = 1337;
 /// Annotation with the templates of Istio's injector.
@@ -118,6 +120,11 @@ impl<'a> Plan<'a> {
         let labels = text_map(&pod["metadata"]["labels"]);
         let label = |name: &str| labels.get(name).map(|text| (*text).to_owned());
         let id = |field: &str| overlay.and_then(|overlay| overlay["securityContext"][field].as_u64());
+        if annotations.get(BIND) == Some("true") && id("runAsGroup") == Some(0) {
+            // User 0 is not exempt from interception, so the group is.
+            let problem = "has no effect with runAsGroup 0 of the container istio-proxy: the sidecar would intercept itself";
+            return Err(annotations.error(BIND, problem).into());
+        }
         let status = annotations.get("status.sidecar.istio.io/port").and_then(|port| port.parse().ok());
         Ok(Self {
             settings,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use skysail_core::names::{HEALTH_PORT, MERGED_METRICS_PORT, METRICS_PORT, TOKEN_AUDIENCE};
 
 use crate::{
-    plan::{InjectError, Owner, Plan},
+    plan::{BIND, InjectError, Owner, Plan},
     settings::NAME,
 };
 
@@ -155,7 +155,7 @@ fn environment(plan: &Plan<'_>, owner: &Owner, apps: &[Value]) -> Vec<Value> {
 
 /// Returns the security context. It passes the "restricted" pod security standard, unless the sidecar needs a capability.
 fn security(plan: &Plan<'_>) -> Value {
-    let bind = plan.annotations.get("sidecar.istio.io/capNetBindService") == Some("true");
+    let bind = plan.annotations.get(BIND) == Some("true");
     let mut capabilities = json!({ "drop": ["ALL"] });
     if bind {
         capabilities["add"] = json!(["NET_BIND_SERVICE"]);

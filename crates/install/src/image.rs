@@ -20,8 +20,11 @@ use self::archive::{Blob, gzip, sha256, tar};
 
 /// Folder of programs in an image.
 const PROGRAMS: &str = "usr/local/bin";
-/// User and group of the programs. Interception excludes the connections of this user.
-const USER: u32 = 1337;
+/// The sidecar, and its user and group. Interception excludes the connections of this user.
+const SIDECAR: &str = "skysail-proxy";
+const SIDECAR_USER: u32 = 1337;
+/// User and group of the other programs.
+const USER: u32 = 65_532;
 /// File with the certificates of public authorities, in an image.
 const AUTHORITIES: &str = "etc/ssl/certs/ca-certificates.crt";
 /// The same file on machines, in the order of preference.
@@ -98,9 +101,10 @@ impl Image {
             "org.opencontainers.image.source": env!("CARGO_PKG_REPOSITORY"),
             "org.opencontainers.image.licenses": env!("CARGO_PKG_LICENSE"),
         });
+        let user = if name == SIDECAR { SIDECAR_USER } else { USER };
         let config = json!({
             "Entrypoint": [format!("/{path}")],
-            "User": format!("{USER}:{USER}"),
+            "User": format!("{user}:{user}"),
             "WorkingDir": "/",
             "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"],
             "Labels": labels,
@@ -113,10 +117,13 @@ impl Image {
 /// Returns the entries of each image.
 fn common_entries() -> Entries {
     let mut entries = Entries::new();
-    let users =
-        format!("root:x:0:0:root:/:/sbin/nologin\nistio-proxy:x:{USER}:{USER}:istio-proxy:/:/sbin/nologin\n");
+    let (mut users, mut groups) = (String::new(), String::new());
+    for (name, id) in [("root", 0), ("istio-proxy", SIDECAR_USER), ("nonroot", USER)] {
+        users += &format!("{name}:x:{id}:{id}:{name}:/:/sbin/nologin\n");
+        groups += &format!("{name}:x:{id}:\n");
+    }
     add(&mut entries, "etc/passwd", 0o644, users.into());
-    add(&mut entries, "etc/group", 0o644, format!("root:x:0:\nistio-proxy:x:{USER}:\n").into());
+    add(&mut entries, "etc/group", 0o644, groups.into());
     // Without this file, the C library might ask DNS before /etc/hosts.
     add(&mut entries, "etc/nsswitch.conf", 0o644, b"passwd: files\ngroup: files\nhosts: files dns\n".into());
     entries.insert("tmp".into(), Entry { mode: 0o1777, content: None });

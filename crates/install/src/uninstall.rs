@@ -83,12 +83,24 @@ async fn other_control_plane(connection: &Connection, target: &Target) -> anyhow
     Ok(found.items.iter().map(|one| one.name_any()).find(|name| *name != target.name()))
 }
 
-/// Returns the objects that the control plane has made, and that a later installation would use again.
+/// Returns whether there is a control plane in another namespace, which may use the same ConfigMaps.
+async fn is_elsewhere(connection: &Connection, target: &Target) -> anyhow::Result<bool> {
+    let api: Api<Deployment> = Api::all(connection.client());
+    let labelled = ListParams::default().labels(&format!("{APP}={ISTIOD}"));
+    let found = api.list_metadata(&labelled).await.map_err(readable)?;
+    Ok(found.items.iter().any(|one| one.namespace().as_deref() != Some(&target.namespace)))
+}
+
+/// Returns the objects that the control plane has made, and that a later installation would use again. ConfigMaps in all
+/// namespaces may also be those of a control plane in another namespace, and are then no part of them.
 async fn kept(connection: &Connection, target: &Target) -> anyhow::Result<Vec<Object>> {
     let mut kept = Vec::new();
     let secret = Object::new(ObjectKind::SECRET, &target.namespace, AUTHORITY, json!({}));
     if connection.get(&secret).await.map_err(readable)?.is_some() {
         kept.push(secret);
+    }
+    if is_elsewhere(connection, target).await? {
+        return Ok(kept);
     }
     let api: Api<ConfigMap> = Api::all(connection.client());
     let named = ListParams::default().fields(&format!("metadata.name={ROOTS}"));

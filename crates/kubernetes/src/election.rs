@@ -1,8 +1,8 @@
 //! Election of a leader by a Lease: the replica that writes where only one should.
 //!
 //! Every write of the Lease carries the version that was read, so two replicas cannot both acquire it. A replica compares no
-//! clocks: it takes over a Lease that has not changed for its duration by its own clock. A leader that cannot renew in time
-//! stops before another one takes over.
+//! clocks: it takes over a Lease that has not changed for its duration by its own clock. A leader stops when its last renewal,
+//! from the moment it was sent, is as old as the deadline, which is 3 s before another one takes over.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -14,7 +14,7 @@ use k8s_openapi::{
 use kube::{Api, api::PostParams};
 use tokio::{
     sync::watch,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep_until, timeout_at},
 };
 use tracing::{info, warn};
 
@@ -26,7 +26,7 @@ const DURATION: Duration = Duration::from_secs(8);
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Time after the last renewal at which a leader stops.
+/// Time after the last renewal was sent at which a leader stops.
 const DEADLINE: Duration = Duration::from_secs(5);
 
 /// A candidate for leadership.
@@ -59,20 +59,31 @@ impl ApiServer {
 impl Candidate {
     /// Stands for election without end. `leads` tells whether this replica is the leader.
     pub async fn run(mut self, leads: watch::Sender<bool>) -> Infallible {
-        let (mut seen, mut renewed) = (None, None::<Instant>);
+        let (mut seen, mut stop) = (None, None::<Instant>);
         loop {
             let begun = Instant::now();
-            match timeout(TIMEOUT, self.attempt(&mut seen)).await {
-                Ok(Ok(true)) => renewed = Some(begun),
-                Ok(Ok(false)) => renewed = None,
+            let end = stop.map_or(begun + TIMEOUT, |stop| stop.min(begun + TIMEOUT));
+            match timeout_at(end, self.attempt(&mut seen)).await {
+                Ok(Ok(true)) => stop = Some(begun + DEADLINE),
+                Ok(Ok(false)) => stop = None,
                 Ok(Err(error)) => self.report(&error.to_string()),
-                Err(_) => self.report(&format!("no answer within {TIMEOUT:?}")),
+                Err(_) => self.report(&format!("no answer within {:?}", end - begun)),
             }
-            let is_leader = renewed.is_some_and(|renewed| renewed.elapsed() < DEADLINE);
-            if leads.send_if_modified(|leads| std::mem::replace(leads, is_leader) != is_leader) {
-                info!(lease = self.name, identity = self.identity, is_leader, "leadership");
+            let next = begun + INTERVAL;
+            stop = stop.filter(|stop| *stop > Instant::now());
+            self.tell(&leads, stop.is_some());
+            if let Some(last) = stop.filter(|stop| *stop < next) {
+                sleep_until(last).await;
+                stop = None;
+                self.tell(&leads, false);
             }
-            sleep(INTERVAL).await;
+            sleep_until(next).await;
+        }
+    }
+
+    fn tell(&self, leads: &watch::Sender<bool>, is_leader: bool) {
+        if leads.send_if_modified(|leads| std::mem::replace(leads, is_leader) != is_leader) {
+            info!(lease = self.name, identity = self.identity, is_leader, "leadership");
         }
     }
 

@@ -9,7 +9,7 @@ use futures_util::{FutureExt as _, Stream, StreamExt as _, stream};
 use k8s_openapi::{
     ByteString,
     api::{
-        admissionregistration::v1::MutatingWebhookConfiguration,
+        admissionregistration::v1::{MutatingWebhookConfiguration, WebhookClientConfig},
         core::v1::{ConfigMap, Namespace},
     },
 };
@@ -36,6 +36,8 @@ use crate::{ApiServer, FIELD_MANAGER, watch::Failures};
 /// Name of the ConfigMap, and its key. The pods of Istio's injector mount the same.
 const CONFIG_MAP: &str = "istio-ca-root-cert";
 const KEY: &str = "root-cert.pem";
+/// Label of the ConfigMap with the namespace of the control plane that writes it.
+const OWNER: &str = "skysail.io/control-plane";
 /// Label of the webhook configurations that belong to the control plane.
 const APP: &str = "skysail-injector";
 /// Time in which further events are awaited before objects are written.
@@ -90,8 +92,10 @@ impl Pace {
 }
 
 impl ApiServer {
-    /// Keeps the trust bundle (PEM) in the ConfigMap [`CONFIG_MAP`] of each namespace but these, without end.
-    pub async fn distribute_roots(self, mut roots: watch::Receiver<String>, ignored: &[&str]) {
+    /// Keeps the trust bundle (PEM) in the ConfigMap [`CONFIG_MAP`] of each namespace but these, without end. A ConfigMap
+    /// that another control plane has written stays: otherwise the two would replace each other's roots. `own` is the
+    /// namespace of this control plane.
+    pub async fn distribute_roots(self, mut roots: watch::Receiver<String>, own: &str, ignored: &[&str]) {
         let client = self.client();
         let (namespaces, namespace_events) =
             follow(Api::<PartialObjectMeta<Namespace>>::all(client.clone()), watcher::Config::default());
@@ -99,6 +103,7 @@ impl ApiServer {
         let (maps, map_events) = follow(Api::<ConfigMap>::all(client.clone()), of_name);
         let mut events = Box::pin(stream::select(namespace_events, map_events));
         let (mut pace, mut next) = (Pace::default(), None);
+        let mut foreign_lines = Failures::default();
         while wait(&mut events, &mut roots, next, &mut pace.failures).await {
             if !(is_ready(&namespaces) && is_ready(&maps)) {
                 continue;
@@ -115,14 +120,27 @@ impl ApiServer {
             };
             let all = namespaces.state().into_iter();
             let names = all.filter(|one| one.meta().deletion_timestamp.is_none()).map(|one| one.name_any());
-            let differ = names.filter(|name| !ignored.contains(&name.as_str()) && !has(name)).collect();
-            next = pace.write(differ, |namespace| write_map(client.clone(), namespace, &bundle)).await;
+            let differ = names.filter(|name| !ignored.contains(&name.as_str()) && !has(name));
+            let is_foreign = |namespace: &String| maps.get(namespace).is_some_and(|map| is_foreign(map, own));
+            let (foreign, differ): (Vec<String>, Vec<String>) = differ.partition(is_foreign);
+            if let Some(namespace) = foreign.first() {
+                let namespaces = foreign.len();
+                foreign_lines.report(|| {
+                    warn!(
+                        namespace,
+                        namespaces,
+                        "another control plane has written {CONFIG_MAP} with other roots, and it stays: sidecars there do not \
+                         trust this control plane; give both the same cacerts, or delete the ConfigMap"
+                    );
+                });
+            }
+            next = pace.write(differ, |namespace| write_map(client.clone(), namespace, own, &bundle)).await;
         }
     }
 
-    /// Keeps the trust bundle (PEM) in the webhooks of the configurations with the label `app` [`APP`] and the label
-    /// `istio.io/rev` of this revision, without end.
-    pub async fn keep_ca_bundles(self, mut roots: watch::Receiver<String>, revision: &str) {
+    /// Keeps the trust bundle (PEM) in webhooks, without end: those of the configurations with the label `app` [`APP`] and
+    /// the label `istio.io/rev` of this revision, but for webhooks of Services in other namespaces.
+    pub async fn keep_ca_bundles(self, mut roots: watch::Receiver<String>, namespace: &str, revision: &str) {
         let api = Api::<MutatingWebhookConfiguration>::all(self.client());
         let labels = watcher::Config::default().labels(&format!("app={APP},istio.io/rev={revision}"));
         let (configurations, events) = follow(api.clone(), labels);
@@ -133,7 +151,8 @@ impl ApiServer {
                 continue;
             }
             let bundle = ByteString(roots.borrow_and_update().clone().into_bytes());
-            let changed = configurations.state().into_iter().filter_map(|one| with_bundle(&one, &bundle));
+            let changed =
+                configurations.state().into_iter().filter_map(|one| with_bundle(&one, namespace, &bundle));
             let changed: HashMap<String, _> = changed.map(|one| (one.name_any(), one)).collect();
             let names = changed.keys().cloned().collect();
             // The version in the object refuses a write over a change of another program.
@@ -148,22 +167,32 @@ impl ApiServer {
     }
 }
 
-/// Returns the configuration with the trust bundle in all its webhooks; `None` if it has it already.
+/// Returns the configuration with the trust bundle in the webhooks of a namespace; `None` if it has it already.
 fn with_bundle(
     configuration: &MutatingWebhookConfiguration,
+    namespace: &str,
     bundle: &ByteString,
 ) -> Option<MutatingWebhookConfiguration> {
     let mut changed = configuration.clone();
-    for webhook in changed.webhooks.iter_mut().flatten() {
+    let is_own = |config: &WebhookClientConfig| {
+        config.service.as_ref().is_none_or(|service| service.namespace == namespace)
+    };
+    for webhook in changed.webhooks.iter_mut().flatten().filter(|of| is_own(&of.client_config)) {
         webhook.client_config.ca_bundle = Some(bundle.clone());
     }
     (changed != *configuration).then_some(changed)
 }
 
-async fn write_map(client: Client, namespace: String, bundle: &str) -> Result<(), kube::Error> {
+/// Returns whether another control plane has written a trust bundle.
+fn is_foreign(map: &ConfigMap, own: &str) -> bool {
+    let owner = map.metadata.labels.as_ref().and_then(|labels| labels.get(OWNER));
+    owner.is_none_or(|owner| owner != own) && map.data.as_ref().is_some_and(|data| data.contains_key(KEY))
+}
+
+async fn write_map(client: Client, namespace: String, own: &str, bundle: &str) -> Result<(), kube::Error> {
     let map = json!({
         "apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": { "name": CONFIG_MAP, "labels": { "istio.io/config": "true" } },
+        "metadata": { "name": CONFIG_MAP, "labels": { "istio.io/config": "true", OWNER: own } },
         "data": { KEY: bundle },
     });
     let api: Api<ConfigMap> = Api::namespaced(client, &namespace);

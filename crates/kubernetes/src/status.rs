@@ -37,8 +37,6 @@ pub struct ClusterObject {
 /// Status of an object as the cluster has it.
 #[derive(Clone, Debug)]
 pub struct ObservedStatus {
-    /// Generation of the object (`metadata.generation`).
-    pub generation: i64,
     /// The status; null if there is none.
     pub status: Value,
     version: String,
@@ -98,7 +96,10 @@ impl Statuses {
         let write = api.patch_status(&object.name, &parameters, &patch);
         match timeout(TIMEOUT, write).await {
             Ok(Ok(written)) => {
-                self.observe(object.clone(), &written, &observed.resource, false);
+                // The object may have been deleted meanwhile.
+                if self.get(object).is_some() {
+                    self.observe(object.clone(), &written, &observed.resource, false);
+                }
                 Ok(StatusWrite::Done)
             }
             Ok(Err(kube::Error::Api(refused))) if matches!(refused.code, 404 | 409) => {
@@ -118,7 +119,6 @@ impl Statuses {
         is_news: bool,
     ) {
         let observed = ObservedStatus {
-            generation: read.metadata.generation.unwrap_or_default(),
             status: read.data.get("status").cloned().unwrap_or_default(),
             version: read.metadata.resource_version.clone().unwrap_or_default(),
             resource: Arc::clone(resource),

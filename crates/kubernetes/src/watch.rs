@@ -375,7 +375,6 @@ impl Watch {
             kind: self.resource.kind.clone(),
         });
         object.metadata.managed_fields = None;
-        object.metadata.generation = None;
         object.metadata.annotations.as_mut().map(|annotations| annotations.remove(LAST_APPLIED));
         let (state, text) = match serde_json::to_string(&object) {
             Ok(text) => {

@@ -180,7 +180,7 @@ async fn the_trust_bundle_is_kept_in_the_config_map_of_a_namespace() {
         let (server, own) = (server(&test.file).await, test.namespace.clone());
         async move {
             let others: Vec<&str> = others.iter().map(|name| &**name).filter(|name| *name != own).collect();
-            server.distribute_roots(receiver, &others).await;
+            server.distribute_roots(receiver, "here", &others).await;
         }
     });
     let maps = Api::<ConfigMap>::namespaced(test.client.clone(), &test.namespace);
@@ -191,6 +191,15 @@ async fn the_trust_bundle_is_kept_in_the_config_map_of_a_namespace() {
     eventually(read, |map| bundle(map).as_deref() == Some("second")).await;
     maps.delete("istio-ca-root-cert", &DeleteParams::default()).await.unwrap();
     eventually(read, |map| bundle(map).as_deref() == Some("second")).await;
+
+    // That of another control plane stays.
+    let foreign = json!({"metadata": {"labels": {"skysail.io/control-plane": "there"}},
+                         "data": {"root-cert.pem": "foreign"}});
+    maps.patch("istio-ca-root-cert", &PatchParams::default(), &Patch::Merge(foreign)).await.unwrap();
+    roots.send_replace("third".to_owned());
+    assert_eq!(read().await.as_ref().and_then(bundle).as_deref(), Some("foreign"));
+    maps.delete("istio-ca-root-cert", &DeleteParams::default()).await.unwrap();
+    eventually(read, |map| bundle(map).as_deref() == Some("third")).await;
     keeper.abort();
 }
 
@@ -219,7 +228,7 @@ async fn the_trust_bundle_is_kept_in_the_webhooks_of_the_revision() {
     let (roots, receiver) = watch::channel(first.clone());
     let keeper = tokio::spawn({
         let (server, revision) = (server(&test.file).await, test.namespace.clone());
-        async move { server.keep_ca_bundles(receiver, &revision).await }
+        async move { server.keep_ca_bundles(receiver, "istio-system", &revision).await }
     });
     let has = |bundle: &str| {
         let bundle = Some(ByteString(bundle.as_bytes().to_vec()));
@@ -300,7 +309,7 @@ async fn a_status_is_written_over_the_version_that_was_observed() {
         name: "one".into(),
     };
     let observed = statuses.get(&key).unwrap();
-    assert_eq!(observed.generation, 1);
+    assert!(observed.status["loadBalancer"].as_object().is_some_and(serde_json::Map::is_empty));
     let status = |ip: &str| json!({"loadBalancer": {"ingress": [{"ip": ip}]}});
     assert_eq!(statuses.write(&key, &observed, &status("192.0.2.1")).await, Ok(StatusWrite::Done));
     assert_eq!(statuses.write(&key, &observed, &status("192.0.2.2")).await, Ok(StatusWrite::Outdated));

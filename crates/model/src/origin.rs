@@ -16,6 +16,8 @@ pub struct Origin {
     pub lines: Option<Arc<Lines>>,
     /// Fingerprint of the content without lines and comments, but with fields that the object does not keep.
     pub content: u64,
+    /// Generation that a cluster gives it (`metadata.generation`); 0: none.
+    pub generation: i64,
 }
 
 impl Origin {

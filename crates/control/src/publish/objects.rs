@@ -283,14 +283,18 @@ impl Publisher {
 }
 
 impl State {
+    /// Returns the objects of which the last version is refused as a whole.
+    pub(super) fn refused_objects(&self) -> BTreeSet<String> {
+        let findings = self.files.diagnostics().into_iter();
+        let refused = findings.filter(|of| of.severity == Severity::Error && !of.object.is_empty());
+        refused.map(|finding| finding.object).collect()
+    }
+
     fn object_view(&self) -> ObjectView {
         let mut findings: BTreeMap<String, Vec<Diagnostic>> = BTreeMap::new();
         for finding in self.all_findings() {
             findings.entry(finding.object.clone()).or_default().push(finding);
         }
-        let refused = self.files.diagnostics().into_iter();
-        let refused =
-            refused.filter(|finding| finding.severity == Severity::Error && !finding.object.is_empty());
         let clients = self.clients.values();
         let clients = clients.map(|client| (Arc::clone(&client.view), lock(&client.status).clone()));
         let views =
@@ -299,7 +303,7 @@ impl State {
             world: self.world.clone(),
             views: views.collect(),
             generations: self.object_generations.0.clone(),
-            refused: refused.map(|finding| finding.object).collect(),
+            refused: self.refused_objects(),
             findings,
             clients: clients.collect(),
         }

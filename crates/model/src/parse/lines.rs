@@ -16,11 +16,13 @@ use crate::{
 pub(super) fn origin(file: &Arc<str>, node: &Node, object: &Object, all_lines: bool) -> Origin {
     let mut content = DefaultHasher::new();
     node.hash(&mut content);
+    let generation = node.get("metadata").and_then(|metadata| metadata.get("generation"));
     Origin {
         file: Arc::clone(file),
         line: node.line,
         lines: lines_of(node, object, all_lines),
         content: content.finish(),
+        generation: generation.and_then(|generation| generation.to_json().as_i64()).unwrap_or_default(),
     }
 }
 

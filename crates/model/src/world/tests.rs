@@ -475,7 +475,7 @@ fn deleted_objects_leave_every_index() {
 #[test]
 fn the_line_of_an_absent_field_is_that_of_its_parent() {
     let lines = [("spec".to_owned(), 3), ("spec.http[0]".to_owned(), 5)].into();
-    let origin = Origin { file: "x".into(), line: 1, lines: Some(Arc::new(lines)), content: 0 };
+    let origin = Origin { file: "x".into(), line: 1, lines: Some(Arc::new(lines)), ..Origin::default() };
     assert_eq!(origin.line_of("spec.http[0].route[1].weight"), 5);
     assert_eq!(origin.line_of("spec.tls[0]"), 3);
     assert_eq!(origin.line_of("metadata.name"), 1);

@@ -4,7 +4,7 @@
 //!
 //! The port is open to the network. Therefore only paths in the variable are served, nothing of a client's request is
 //! passed on (the probe in the variable has all of its headers), and requests for one path share one check at a time: the
-//! work does not depend on the number of clients, which cannot delay the kubelet's probes.
+//! work does not depend on the number of clients. They share the connections of the port with the kubelet.
 
 use std::{
     collections::HashMap,

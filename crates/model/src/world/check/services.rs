@@ -3,6 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::{ObjectReport, Report, label_text};
+
+/// Name of the port that injectors give a sidecar.
+const SIDECAR_PORT: &str = "http-envoy-prom";
 use crate::{
     analysis::Code,
     api::{
@@ -65,8 +68,11 @@ impl Report<'_> {
         let pods = self.world.pods_selected(namespace, &service.spec.selector).map(|pod| &pod.spec.ports);
         let templates = self.world.templates_in(namespace);
         let templates = templates.filter(|template| selects(&service.spec.selector, &template.spec.labels));
-        let declared: Vec<&Vec<ContainerPort>> =
-            pods.chain(templates.map(|template| &template.spec.ports)).collect();
+        let ports = pods.chain(templates.map(|template| &template.spec.ports));
+        // The port of an injected sidecar is none of the workload's.
+        let is_own = |of: &&ContainerPort| of.name != SIDECAR_PORT;
+        let declared: Vec<Vec<&ContainerPort>> =
+            ports.map(|ports| ports.iter().filter(is_own).collect()).collect();
         for (index, port) in service.spec.ports.iter().enumerate() {
             let field = || format!("spec.ports[{index}].targetPort");
             match &port.target {
