@@ -67,6 +67,7 @@ files=(
 api=v1.31.0-rc.0.0.20260824154656-b943409680a7
 protos=(
     mesh/v1alpha1/config.proto
+    mesh/v1alpha1/network.proto
     mesh/v1alpha1/proxy.proto
     networking/v1alpha3/destination_rule.proto
     networking/v1alpha3/virtual_service.proto

@@ -3,9 +3,15 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
-use skysail_model::fields::{KindFields, Support, kinds};
+use skysail_model::{
+    api::mesh_networks::MeshNetworks,
+    fields::{KindFields, Support, kinds},
+};
 
-use crate::protos::Messages;
+use crate::{
+    protos::Messages,
+    trace::{self, Holds},
+};
 
 /// Fields without a line of their own: filters that the line of their type refuses, and older spellings of fields.
 const WITHOUT_LINE: [(&str, &str); 4] = [
@@ -92,22 +98,26 @@ fn every_field_of_the_definitions_has_a_line() {
     );
 }
 
+/// Returns the messages of proto files of Istio's API.
+fn messages<const N: usize>(files: [&str; N]) -> Messages {
+    let texts = files.map(|file| {
+        let file = skysail_testkit::cached(&format!("pilot-agent-eed52ebb66ad/{file}"));
+        std::fs::read_to_string(file).unwrap()
+    });
+    Messages::parse(&texts)
+}
+
 /// The mesh configuration has no definition of a kind; its fields, and those of `defaultConfig`, are those of protos.
 #[test]
 fn every_setting_of_the_mesh_has_a_line() {
-    let files = [
+    let messages = messages([
         "config.proto",
         "proxy.proto",
         "destination_rule.proto",
         "virtual_service.proto",
         "workload_group.proto",
         "proxy_config.proto",
-    ];
-    let texts = files.map(|file| {
-        let file = skysail_testkit::cached(&format!("pilot-agent-eed52ebb66ad/{file}"));
-        std::fs::read_to_string(file).unwrap()
-    });
-    let messages = Messages::parse(&texts);
+    ]);
     let fields = messages.leaves("istio.mesh.v1alpha1.MeshConfig");
     for known in
         ["trustDomain", "meshMTLS.minProtocolVersion", "defaultConfig.tracing.customTags.*.header.name"]
@@ -120,4 +130,12 @@ fn every_setting_of_the_mesh_has_a_line() {
         missing.is_empty(),
         "add lines to crates/model/fields/MeshConfig.txt, with support, note and tests: {missing:#?}"
     );
+}
+
+/// The networks have no table: all their settings are read.
+#[test]
+fn every_setting_of_the_networks_is_read() {
+    let expected = messages(["network.proto"]).leaves("istio.mesh.v1alpha1.MeshNetworks");
+    let known = trace::fields::<MeshNetworks>().into_iter().filter(|field| field.holds != Holds::Fields);
+    assert_eq!(known.map(|field| field.path).collect::<BTreeSet<_>>(), expected);
 }
