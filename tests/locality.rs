@@ -1,12 +1,13 @@
-//! Endpoints that clients prefer by locality, or select by it, and endpoints that are ejected for statuses of a DestinationRule.
+//! Endpoints that clients prefer by locality or node, or select by it, and endpoints that are ejected for statuses of a
+//! DestinationRule.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panic")]
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fs};
 
 use skysail_testkit::{Mesh, Setup, eventually};
 
-/// All pods of a mesh on one machine are on the node `skysail`. The addresses of the endpoints are not known before the
+/// Pods of a mesh on one machine that name no node are on the node `skysail`. The addresses of the endpoints are not known before the
 /// pods run.
 const MESH: &str = r#"
 apiVersion: v1
@@ -89,6 +90,56 @@ spec:
   - {route: [{destination: {host: near}}]}
 ";
 
+/// Pods and clients on two nodes.
+const NODES: &str = r"
+apiVersion: v1
+kind: Service
+metadata: {name: api}
+spec: {selector: {app: api}, ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: one, labels: {app: api, tier: a}}
+spec: {nodeName: n1, containers: [{name: c, image: registry.example/api, ports: [{containerPort: 8080}]}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: two, labels: {app: api, tier: a}}
+spec: {nodeName: n2, containers: [{name: c, image: registry.example/api, ports: [{containerPort: 8080}]}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: two-b, labels: {app: api, tier: b}}
+spec: {nodeName: n2, containers: [{name: c, image: registry.example/api, ports: [{containerPort: 8080}]}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client-1, labels: {app: client-1, tier: b}}
+spec: {nodeName: n1, containers: [{name: c, image: registry.example/client}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client-2, labels: {app: client-2, tier: a}}
+spec: {nodeName: n2, containers: [{name: c, image: registry.example/client}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client-3, labels: {app: client-3}}
+spec: {nodeName: n3, containers: [{name: c, image: registry.example/client}]}
+";
+
+/// Prefers endpoints by the labels `PRIORITY`.
+const NODE_RULE: &str = "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: api}
+spec:
+  host: api
+  trafficPolicy:
+    outlierDetection: {consecutive5xxErrors: 100}
+    loadBalancer: {localityLbSetting: {failoverPriority: [PRIORITY]}}
+";
+
 const URL: &str = "http://api.example.com/";
 
 fn address(mesh: &Mesh, name: &str) -> String {
@@ -100,9 +151,13 @@ fn address(mesh: &Mesh, name: &str) -> String {
 
 /// Calls until exactly these pods have answered.
 fn wait_answers(mesh: &Mesh, url: &str, expected: &[&str]) {
+    wait_answers_to(mesh, "front", url, expected);
+}
+
+fn wait_answers_to(mesh: &Mesh, client: &str, url: &str, expected: &[&str]) {
     let expected: BTreeSet<String> = expected.iter().map(ToString::to_string).collect();
-    eventually(&format!("{expected:?} answer at {url}"), || {
-        let calls = (0..20).map(|_| mesh.call("front", url, &[]));
+    eventually(&format!("{expected:?} answer {client} at {url}"), || {
+        let calls = (0..20).map(|_| mesh.call(client, url, &[]));
         let name = |answer: skysail_testkit::Answer| match answer.status {
             Some(200) => Ok(answer.json()["pod"]["name"].as_str().unwrap_or_default().to_owned()),
             _ => Err(format!("{answer:?}")),
@@ -154,4 +209,52 @@ fn near_endpoints_are_preferred_and_listed_statuses_eject() {
 #[test]
 fn near_endpoints_are_preferred_by_an_envoy() {
     prefers_near_endpoints(&["default/front"]);
+}
+
+/// The workloads `envoys` have a real Envoy.
+fn prefers_endpoints_of_the_node(envoys: &[&str]) {
+    let mesh = Setup::of_text(env!("CARGO_BIN_EXE_skysail"), NODES).with_envoys(envoys).ready();
+    let (all, of_2) = (["one", "two", "two-b"], ["two", "two-b"]);
+    // Endpoints that answer the clients on the three nodes.
+    let answers = |expected: [&[&str]; 3]| {
+        for (client, expected) in ["client-1", "client-2", "client-3"].into_iter().zip(expected) {
+            wait_answers_to(&mesh, client, "http://api/", expected);
+        }
+    };
+    let rule = |priority: &str| mesh.put("rule.yaml", &NODE_RULE.replace("PRIORITY", priority));
+    answers([&all; 3]);
+    rule("kubernetes.io/hostname");
+    answers([&["one"], &of_2, &all]);
+    rule("kubernetes.io/hostname=n1");
+    answers([&["one"]; 3]);
+    // The client on n1 prefers `two-b`, which has its tier, and the one on n2 the endpoint of its tier on its node.
+    rule("topology.istio.io/network, tier, kubernetes.io/hostname");
+    answers([&["two-b"], &["two"], &all]);
+    rule("kubernetes.io/hostname, tier");
+    answers([&["one"], &["two"], &all]);
+
+    // Without an endpoint on the node, the others take over.
+    mesh.edit("mesh.yaml", "{name: one, labels: {app: api, tier: a}}", "{name: one, labels: {app: other}}");
+    answers([&of_2, &["two"], &of_2]);
+    mesh.edit("mesh.yaml", "{name: one, labels: {app: other}}", "{name: one, labels: {app: api, tier: a}}");
+    answers([&["one"], &["two"], &all]);
+
+    fs::remove_file(mesh.config().join("rule.yaml")).unwrap();
+    answers([&all; 3]);
+    mesh.edit(
+        "mesh.yaml",
+        "{selector: {app: api},",
+        "{selector: {app: api}, trafficDistribution: PreferSameNode,",
+    );
+    answers([&["one"], &of_2, &all]);
+}
+
+#[test]
+fn endpoints_of_the_clients_node_come_first() {
+    prefers_endpoints_of_the_node(&[]);
+}
+
+#[test]
+fn endpoints_of_the_clients_node_come_first_for_an_envoy() {
+    prefers_endpoints_of_the_node(&["default/client-1", "default/client-2", "default/client-3"]);
 }

@@ -364,3 +364,46 @@ fn limits_apply_to_requests_that_the_gateway_answers() {
         ],
     );
 }
+
+const NODES: &str = "\
+apiVersion: v1
+kind: Pod
+metadata: {name: near, labels: {app: api}}
+spec: {nodeName: n1, containers: [{name: c, image: i, ports: [{containerPort: 8080}]}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: far, labels: {app: api}}
+spec: {nodeName: n2, containers: [{name: c, image: i, ports: [{containerPort: 8080}]}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: client, labels: {app: client}}
+spec: {nodeName: ON, containers: [{name: c, image: i}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: api}
+spec: {selector: {app: api}, ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: api}
+spec:
+  host: api
+  trafficPolicy:
+    outlierDetection: {consecutive5xxErrors: 5}
+    loadBalancer: {localityLbSetting: {failoverPriority: [kubernetes.io/hostname]}}
+";
+
+#[test]
+fn endpoints_of_the_clients_node_come_first() {
+    let on = |node: &str| {
+        let text = NODES.replace("ON", node);
+        explain_text(&text, &["--from", "client", "http://api/"])
+    };
+    let unused = "mutual TLS of the mesh; priority 1 is not used";
+    check(on("n1"), 0, &["endpoints 1 of 2", unused, "SERVED: the program of default/near receives it"]);
+    check(on("n2"), 0, &["endpoints 1 of 2", unused, "SERVED: the program of default/far receives it"]);
+    check(on("n3"), 0, &["endpoints 2 of 2"]);
+}

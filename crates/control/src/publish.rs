@@ -5,6 +5,7 @@
 //! | Application and publication of changes | this file |
 //! | State under one lock: World, scopes, views, clients | `state` |
 //! | Shared resources of a scope, and their compilation | `scopes`, `scope_resources` |
+//! | Endpoints that proxies of a node prefer | `nodes` |
 //! | Views, and the admission of proxies | `views`, `admission` |
 //! | WorkloadEntries of connected machines, and their health | `registrations` |
 //! | Compilation after a change, and of a new scope | `round`, `first_compile` |
@@ -30,6 +31,7 @@ mod first_compile;
 mod gauges;
 mod identities;
 mod key_sets;
+mod nodes;
 mod objects;
 mod registrations;
 mod round;

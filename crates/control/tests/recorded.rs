@@ -14,7 +14,7 @@ use std::{
 
 use serde_json::Value;
 use skysail_identity::{Issuer, ServiceAccount};
-use skysail_model::{Files, ProxyNode, World, api::kube::Locality, compile};
+use skysail_model::{Files, ProxyNode, World, api::kube::Locality, compile_for};
 use skysail_xds::{
     Kind, Resource, Resources,
     client::{Client, Connection, Form, Options, Update},
@@ -68,7 +68,7 @@ async fn every_recorded_proxy_receives_the_resources_of_the_model() {
             let id = node["id"].as_str().unwrap();
             let mut parsed = ProxyNode::parse(id, node["metadata"].clone(), Locality::default()).unwrap();
             world.identify(&mut parsed, "Kubernetes").unwrap();
-            let expected_resources = compile(&world, &parsed.view).0;
+            let expected_resources = compile_for(&world, &parsed.view, parsed.hostname()).0;
             for form in [Form::Sotw, Form::Delta] {
                 let connection = Connection {
                     channel: endpoint.connect().await.unwrap(),

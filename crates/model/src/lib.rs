@@ -25,10 +25,10 @@ pub mod world;
 pub use analysis::Code;
 pub use api::{Kind, Object, ObjectKey};
 pub use compile::{
-    ExcludedMatch, Outline, Part, RuleKind, ServerSource, TokenRule, compile, compile_host,
-    compile_local_routes, compile_own, compile_part, compile_secrets, compile_service_routes,
-    excluded_matches, gateway_l4_source, gateway_route_fields, gateway_servers, is_equal_for_siblings,
-    outline, parts, route_sources, sidecar_l4_field, token_rules,
+    ExcludedMatch, Outline, Part, RuleKind, ServerSource, TokenRule, compile, compile_for, compile_host,
+    compile_local_routes, compile_on_nodes, compile_own, compile_part, compile_secrets,
+    compile_service_routes, excluded_matches, gateway_l4_source, gateway_route_fields, gateway_servers,
+    is_equal_for_siblings, outline, parts, route_sources, services_by_node, sidecar_l4_field, token_rules,
 };
 pub use diagnostic::{Diagnostic, Severity};
 pub use files::{Change, Files};

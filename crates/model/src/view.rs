@@ -9,6 +9,7 @@ use crate::{
     api::{
         Duration, Labels,
         kube::{self, Locality},
+        locality::HOSTNAME,
         proxy_config::{HttpSettings, SharedHeaders},
         sidecar::Egress,
     },
@@ -24,7 +25,7 @@ pub struct ProxyNode {
     pub pod: String,
     /// Addresses of the pod.
     pub ips: Vec<IpAddr>,
-    /// Name of the Kubernetes node; empty if not declared.
+    /// Name of the Kubernetes node; empty if unknown.
     pub node_name: String,
     /// WorkloadGroup in which the machine is to be registered; empty: none.
     pub group: String,
@@ -343,6 +344,13 @@ impl PodPorts {
 }
 
 impl ProxyNode {
+    /// Returns the name of the Kubernetes node, by which rules prefer endpoints, else the value of its label; empty if
+    /// both are unknown.
+    pub fn hostname(&self) -> &str {
+        let of_label = || self.view.labels.get(HOSTNAME).map_or("", String::as_str);
+        if self.node_name.is_empty() { of_label() } else { &self.node_name }
+    }
+
     /// Parses a node's id, its metadata as JSON, and its locality.
     ///
     /// # Errors

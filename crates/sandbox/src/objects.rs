@@ -94,6 +94,8 @@ pub(crate) struct Metadata {
 pub(crate) struct PodSpec {
     pub(crate) containers: Vec<Container>,
     pub(crate) init_containers: Vec<Container>,
+    /// Name of the Kubernetes node that the pod pretends to run on.
+    pub(crate) node_name: Option<String>,
     pub(crate) hostname: Option<String>,
     pub(crate) subdomain: Option<String>,
     pub(crate) host_network: bool,

@@ -33,6 +33,8 @@ const TLS_MODE: (&str, &str) = ("security.istio.io/tlsMode", "istio");
 const CANONICAL_NAME: &str = "service.istio.io/canonical-name";
 const CANONICAL_REVISION: &str = "service.istio.io/canonical-revision";
 const INJECT: &str = "sidecar.istio.io/inject";
+/// Name of the Kubernetes node of pods that name none.
+const NODE: &str = "skysail";
 
 /// A pod: one replica of a workload, with the properties that do not change while it lives.
 #[derive(Clone, Debug, PartialEq)]
@@ -148,6 +150,11 @@ impl Pod {
         format!("{} {}/{}", self.kind, self.namespace, self.workload)
     }
 
+    /// Returns the name of its Kubernetes node. There is one machine, so it only affects which endpoints are near.
+    fn node_name(&self) -> &str {
+        self.spec.node_name.as_deref().filter(|node| !node.is_empty()).unwrap_or(NODE)
+    }
+
     /// Returns the Pod object that a cluster would hold.
     pub(crate) fn object(&self, phase: Phase, ready: bool) -> Value {
         let owner = match self.kind.as_str() {
@@ -161,8 +168,9 @@ impl Pod {
         });
         let containers: Vec<Value> = self.spec.containers.iter().map(container_object).collect();
         let status = if ready { "True" } else { "False" };
+        let node = self.node_name();
         let mut spec =
-            json!({ "serviceAccountName": self.account, "nodeName": "skysail", "containers": containers });
+            json!({ "serviceAccountName": self.account, "nodeName": node, "containers": containers });
         for (name, value) in [("hostname", &self.spec.hostname), ("subdomain", &self.spec.subdomain)] {
             if let Some(value) = value {
                 spec[name] = json!(value);
@@ -215,7 +223,7 @@ impl Pod {
                 "MESH_ID": mesh_id,
                 "NAME": name,
                 "NAMESPACE": namespace,
-                "NODE_NAME": "skysail",
+                "NODE_NAME": self.node_name(),
                 "OWNER": format!("kubernetes://apis/{version}/namespaces/{namespace}/{plural}/{workload}"),
                 "POD_PORTS": Value::Array(ports).to_string(),
                 "PROXY_CONFIG": config,
@@ -264,7 +272,7 @@ impl Pod {
             "metadata.uid" => format!("{}.{}", self.namespace, self.name),
             "status.podIP" | "status.podIPs" => self.address.to_string(),
             "status.hostIP" => BRIDGE.to_string(),
-            "spec.nodeName" => "skysail".to_owned(),
+            "spec.nodeName" => self.node_name().to_owned(),
             "spec.serviceAccountName" => self.account.clone(),
             _ => return None,
         })

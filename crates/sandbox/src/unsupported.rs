@@ -21,7 +21,6 @@ const POD: &[&str] = &[
     "enableServiceLinks",
     "hostUsers",
     "imagePullSecrets",
-    "nodeName",
     "nodeSelector",
     "os",
     "overhead",

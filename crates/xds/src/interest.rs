@@ -66,6 +66,13 @@ enum ChangedNames {
     All,
 }
 
+impl Default for Change {
+    /// Returns a change that concerns no stream.
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| ChangedNames::Some(Vec::new())))
+    }
+}
+
 impl Change {
     /// Returns a change that concerns every stream with a subscription.
     pub fn everything() -> Self {

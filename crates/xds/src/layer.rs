@@ -36,7 +36,7 @@ pub struct Layer {
 }
 
 /// Changes that are made together. A later change of a name replaces an earlier one.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Edits([BTreeMap<Arc<str>, Option<Arc<Resource>>>; Kind::ALL.len()]);
 
 impl Edits {

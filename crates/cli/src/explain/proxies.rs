@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use skysail_core::names::ADMIN_PORT;
-use skysail_model::{ClientScope, ProxyView, TokenRule, compile, token_rules};
+use skysail_model::{ClientScope, ProxyView, TokenRule, compile_for, token_rules};
 use skysail_proxy::explain::{EncodedResource, HeldResources, ProxyConfiguration};
 use skysail_sandbox::{Offline, OfflinePod};
 use skysail_xds::Kind;
@@ -80,8 +80,9 @@ impl<'a> Proxies<'a> {
 
     fn load(&self, pod: &OfflinePod) -> Option<Proxy> {
         let world = &self.mesh.world;
-        let view = pod.proxy(world)?.view;
-        let (made, _) = compile(world, &view);
+        let node = pod.proxy(world)?;
+        let (made, _) = compile_for(world, &node.view, node.hostname());
+        let view = node.view;
         let mut resources = Vec::new();
         for kind in [Kind::Cluster, Kind::Endpoint, Kind::Route, Kind::Listener, Kind::Secret] {
             resources.extend(made.iter(kind).map(|resource| EncodedResource {

@@ -120,10 +120,15 @@ impl Publisher {
             let entry = prepared
                 .and_then(|prepared| self.write().enter(&client, prepared, &self.settings, Instant::now()));
             let mut ready = match entry.inspect_err(|refused| self.log_limit(refused, &client))? {
-                Entry::Admitted(feed, id, status) => {
+                Entry::Admitted(feed, id, status, needs_round) => {
                     count(&self.metrics.connections);
                     let (publisher, registered) = (Arc::clone(self), registered.take());
                     let connected = Connected { publisher, id, status, registered };
+                    if needs_round {
+                        let publisher = Arc::clone(self);
+                        // After a panic, the proxy has no endpoints of its node until the next change.
+                        let _ = tokio::task::spawn_blocking(move || publisher.publish()).await;
+                    }
                     return Ok((feed, connected));
                 }
                 Entry::Retry => continue,

@@ -9,7 +9,7 @@ use skysail_xds::Layer;
 use super::{
     compiler::{CompilePanic, Compiler, PanicReport},
     round::ScopeJob,
-    scope_resources::{ScopeResources, Sibling},
+    scope_resources::{ScopeChanges, ScopeResources, Sibling},
     scopes::ScopeEntry,
     state::State,
 };
@@ -125,7 +125,9 @@ impl State {
             .map(|(_, resources)| Arc::clone(&resources.layer))
             .or_else(|| up_to_date.filter_map(layer).next());
         let entry = self.scopes.get_mut(scope).filter(|entry| entry.id == id && entry.is_opening)?;
-        let (resources, changes) = (entry.resources.take()?, std::mem::take(&mut entry.pending));
+        let resources = entry.resources.take()?;
+        // Its proxies are admitted later, and their nodes compiled with them.
+        let changes = ScopeChanges { world: std::mem::take(&mut entry.pending), ..ScopeChanges::default() };
         let job = ScopeJob { scope: Arc::clone(scope), id, resources, changes, base: None };
         let (world, revision, generation) = (self.world.clone(), self.revision, self.generation);
         let facts = Arc::clone(&self.facts);
@@ -152,7 +154,7 @@ impl State {
             }
             Err(panic) => {
                 entry.resources = Some(resources);
-                entry.add_pending(&changes);
+                entry.add_pending(&changes.world);
                 if compile.revision != self.revision {
                     return FirstCompileResult::Outdated;
                 }

@@ -15,12 +15,12 @@ use std::{
 
 use serde::Serialize;
 use skysail_model::{
-    Diagnostic, Kind, ObjectKey, Origin, ProxyView, Severity, World,
+    Diagnostic, Kind, ObjectKey, Origin, Severity, World,
     world::{ClusterStatus, ListenerStatus, ObjectCondition, StatusCondition},
 };
 use skysail_xds::Snapshot;
 
-use self::deliveries::{Delivery, Fleet, HeldResource};
+use self::deliveries::{Delivery, FeedKey, Fleet, HeldResource};
 use super::{
     Publisher,
     change_log::AppliedChange,
@@ -196,8 +196,8 @@ impl ObjectGenerations {
 /// Everything that a status depends on, at one version.
 struct ObjectView {
     world: World,
-    views: Vec<(Arc<ProxyView>, Snapshot)>,
-    clients: Vec<(Arc<ProxyView>, ClientStatus)>,
+    views: Vec<(FeedKey, Snapshot)>,
+    clients: Vec<(FeedKey, ClientStatus)>,
     generations: HashMap<ObjectKey, u64>,
     /// Findings by object.
     findings: BTreeMap<String, Vec<Diagnostic>>,
@@ -296,9 +296,16 @@ impl State {
             findings.entry(finding.object.clone()).or_default().push(finding);
         }
         let clients = self.clients.values();
-        let clients = clients.map(|client| (Arc::clone(&client.view), lock(&client.status).clone()));
-        let views =
-            self.views.iter().map(|(view, entry)| (Arc::clone(view), entry.snapshots.borrow().clone()));
+        let clients = clients.map(|client| {
+            let feed = (Arc::clone(&client.view), Arc::clone(&client.node));
+            (feed, lock(&client.status).clone())
+        });
+        let views = self.views.iter().flat_map(|(view, entry)| {
+            let feeds = entry.feeds.iter();
+            feeds.map(move |(node, feed)| {
+                ((Arc::clone(view), Arc::clone(node)), feed.snapshots.borrow().clone())
+            })
+        });
         ObjectView {
             world: self.world.clone(),
             views: views.collect(),

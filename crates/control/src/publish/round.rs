@@ -8,23 +8,18 @@
 //! - Identities take turns in a batch, so that an identity with many views does not delay others.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     hash::Hash,
     sync::{Arc, OnceLock},
 };
 
-use skysail_model::{
-    ChangeSet, ClientScope, Diagnostic, NamespaceFacts, Outline, ProxyView, World, compile_secrets,
-};
-use skysail_xds::{
-    Kind, Layer,
-    interest::{Change, Interest},
-    layer::Edits,
-};
+use skysail_model::{ClientScope, Diagnostic, NamespaceFacts, Outline, ProxyView, World, compile_secrets};
+use skysail_xds::{Kind, Layer, interest::Change, layer::Edits};
 
 use super::{
     compiler::{CompilePanic, Compiler, PanicReport, catch_panic},
-    scope_resources::{ScopeResources, Sibling},
+    nodes::{NodeName, Nodes},
+    scope_resources::{ScopeChanges, ScopeResources, Sibling},
     scopes::{FailedCompile, Published, ScopeEntry},
     state::State,
     views::ViewEntry,
@@ -49,7 +44,7 @@ pub(super) struct ScopeJob {
     pub(super) scope: Arc<ClientScope>,
     pub(super) id: u64,
     pub(super) resources: ScopeResources,
-    pub(super) changes: Arc<ChangeSet>,
+    pub(super) changes: ScopeChanges,
     /// Base over which the scope lies; the base of the same round takes precedence.
     pub(super) base: Option<ScopeResources>,
 }
@@ -68,12 +63,17 @@ struct ViewJob {
 pub(super) struct RoundResult {
     revision: u64,
     generation: u64,
-    scopes: Vec<(ScopeJob, ScopeChange)>,
+    scopes: Vec<(ScopeJob, Result<ScopeChange, CompilePanic>)>,
     views: Vec<(ViewJob, Result<OwnUpdate, CompilePanic>)>,
 }
 
-/// Changes of a scope's own layer, and of the base below.
-type ScopeChange = Result<[Arc<Change>; 2], CompilePanic>;
+/// Changed names of a scope's layers, for proxies on each node.
+struct ScopeChange {
+    /// Layer over the shared one, for proxies on other nodes.
+    local: Arc<Change>,
+    shared: Arc<Change>,
+    nodes: BTreeMap<NodeName, Arc<Change>>,
+}
 
 /// New own resources of a view.
 struct OwnUpdate {
@@ -85,7 +85,7 @@ struct OwnUpdate {
 
 /// New resources of a scope.
 struct ScopeUpdate {
-    changes: [Arc<Change>; 2],
+    changes: ScopeChange,
     /// The change may concern all proxies, whatever their subscriptions.
     concerns_all: bool,
     published: Published,
@@ -150,31 +150,35 @@ fn compile_scopes(
     world: &World,
     facts: &OnceLock<NamespaceFacts>,
     generation: u64,
-) -> Vec<(ScopeJob, ScopeChange)> {
-    let mut compiled: Vec<(ScopeJob, ScopeChange, Arc<Layer>)> = Vec::with_capacity(scopes.len());
+) -> Vec<(ScopeJob, Result<ScopeChange, CompilePanic>)> {
+    let mut compiled: Vec<(ScopeJob, Result<ScopeChange, CompilePanic>, Arc<Layer>)> =
+        Vec::with_capacity(scopes.len());
     let mut siblings: HashMap<ClientScope, usize> = HashMap::new();
     let mut bases: HashMap<Arc<ClientScope>, usize> = HashMap::new();
-    let none = Arc::new(Change::since(&Layer::default(), 0));
+    let none = Arc::<Change>::default();
     scopes.sort_by_key(|job| !job.scope.is_base());
     for mut job in scopes {
         let layer_before = Arc::clone(&job.resources.layer);
+        let nodes_before = Arc::clone(&job.resources.nodes);
         if job.resources.is_over(&job.scope) {
             let base = job.scope.base().and_then(|base| compiled.get(*bases.get(&base)?));
             let result = match base {
                 Some((_, Err(panic), _)) => Err(panic.clone()),
-                Some((base, Ok([change, _]), _)) => Ok((base.resources.clone(), Arc::clone(change))),
+                Some((base, Ok(change), _)) => Ok((base.resources.clone(), Arc::clone(&change.shared))),
                 None => {
                     let base = job.base.take().unwrap_or_default();
                     Ok((base, Arc::new(Change::everything())))
                 }
             };
-            let result = result.and_then(|(base, below)| {
+            let result = result.and_then(|(base, shared)| {
                 let facts = facts.get_or_init(|| world.namespace_facts());
                 let ScopeJob { scope, resources, changes, .. } = &mut job;
                 resources.update_over(compiler, (world, facts), scope, changes, generation, &base)?;
                 let is_same = Arc::ptr_eq(&layer_before, &resources.layer);
                 let own = || Arc::new(Change::since(&resources.layer, generation - 1));
-                Ok([if is_same { Arc::clone(&none) } else { own() }, below])
+                let local = if is_same { Arc::clone(&none) } else { own() };
+                let nodes = changes_on_nodes(&nodes_before, &resources.nodes, generation);
+                Ok(ScopeChange { local, shared, nodes })
             });
             compiled.push((job, result, layer_before));
             continue;
@@ -189,7 +193,9 @@ fn compile_scopes(
             job.resources.update(compiler, (world, facts), &job.scope, &job.changes, generation, sibling);
         let result = result.map(|()| {
             siblings.entry(job.scope.sibling_key()).or_insert(compiled.len());
-            [Arc::new(Change::since(&job.resources.layer, generation - 1)), Arc::clone(&none)]
+            let shared = Arc::new(Change::since(&job.resources.layer, generation - 1));
+            let nodes = changes_on_nodes(&nodes_before, &job.resources.nodes, generation);
+            ScopeChange { local: Arc::clone(&none), shared, nodes }
         });
         if job.scope.is_base() {
             bases.insert(Arc::clone(&job.scope), compiled.len());
@@ -197,6 +203,18 @@ fn compile_scopes(
         compiled.push((job, result, layer_before));
     }
     compiled.into_iter().map(|(job, result, _)| (job, result)).collect()
+}
+
+/// Returns the changed names of the layers of nodes.
+fn changes_on_nodes(before: &Nodes, after: &Nodes, generation: u64) -> BTreeMap<NodeName, Arc<Change>> {
+    let changed = after.iter().filter_map(|(node, of_node)| {
+        let layer = of_node.layer.as_ref()?;
+        let before = before.get(node).and_then(|before| before.layer.as_ref());
+        let is_same = before.is_some_and(|before| Arc::ptr_eq(before, layer));
+        let change = if is_same { None } else { Some(Change::since(layer, generation - 1)) };
+        Some((Arc::clone(node), Arc::new(change.unwrap_or_default())))
+    });
+    changed.collect()
 }
 
 impl State {
@@ -243,10 +261,13 @@ impl State {
                 (Arc::clone(scope), base.and_then(|base| base.resources.clone()))
             })
             .collect();
+        let mut nodes = if self.uses_nodes { self.nodes_in_use() } else { HashMap::new() };
         let job = |(scope, base)| {
             let entry = self.scopes.get_mut(&scope)?;
             let resources = entry.resources.take()?;
-            let changes = std::mem::take(&mut entry.pending);
+            entry.has_new_nodes = false;
+            let nodes = nodes.remove(&scope).unwrap_or_default();
+            let changes = ScopeChanges { world: std::mem::take(&mut entry.pending), nodes };
             Some(ScopeJob { scope, id: entry.id, resources, changes, base })
         };
         taken.into_iter().filter_map(job).collect()
@@ -274,7 +295,7 @@ impl State {
             view: Arc::clone(view),
             scope: Arc::clone(&entry.scope),
             outline: Arc::clone(outline),
-            own: Arc::clone(&entry.snapshots.borrow().own),
+            own: Arc::clone(&entry.own),
             only_secrets: (!entry.is_stale).then(|| entry.stale_secrets.clone()),
         });
         jobs.collect()
@@ -309,22 +330,30 @@ impl State {
     fn finish_scopes(
         &mut self,
         revision: u64,
-        scopes: Vec<(ScopeJob, ScopeChange)>,
+        scopes: Vec<(ScopeJob, Result<ScopeChange, CompilePanic>)>,
         reports: &mut Vec<PanicReport>,
     ) -> HashMap<Arc<ClientScope>, ScopeUpdate> {
         let mut updates = HashMap::with_capacity(scopes.len());
+        let has_nodes = scopes.iter().any(|(job, _)| !job.resources.nodes.is_empty());
+        let nodes = if has_nodes { self.nodes_in_use() } else { HashMap::new() };
         for (job, result) in scopes {
-            let ScopeJob { scope, id, resources, changes, .. } = job;
+            let ScopeJob { scope, id, mut resources, changes, .. } = job;
             let Some(entry) = self.scopes.get_mut(&scope).filter(|entry| entry.id == id) else { continue };
             match result {
                 Ok(of_layers) => {
+                    // Proxies may have connected and left since the round was taken.
+                    let used = nodes.get(&scope);
+                    let is_used = |node: &NodeName| used.is_some_and(|used| used.contains(node));
+                    if !resources.nodes.keys().all(is_used) {
+                        Arc::make_mut(&mut resources.nodes).retain(|node, _| is_used(node));
+                    }
                     let published = entry.publish(resources);
-                    let concerns_all = changes.everything;
+                    let concerns_all = changes.world.everything;
                     updates.insert(scope, ScopeUpdate { changes: of_layers, concerns_all, published });
                 }
                 Err(panic) => {
                     entry.resources = Some(resources);
-                    entry.add_pending(&changes);
+                    entry.add_pending(&changes.world);
                     reports.push(entry.fail(revision, panic, &scope));
                 }
             }
@@ -364,7 +393,7 @@ impl ScopeEntry {
     fn is_pending(&self, revision: u64) -> bool {
         self.resources.is_some()
             && !self.is_opening
-            && !self.pending.is_empty()
+            && (!self.pending.is_empty() || self.has_new_nodes)
             && FailedCompile::may_retry(&self.failed, revision)
     }
 }
@@ -377,11 +406,10 @@ impl ViewEntry {
 
     /// Publishes new own resources, new resources of the scope, or both. Wakes the streams that the change concerns.
     fn update(&mut self, own: Option<OwnUpdate>, scope: Option<&ScopeUpdate>, published: &Published) {
-        let mut snapshot = self.snapshots.borrow().clone();
         let mut concerns_all = scope.is_some_and(|scope| scope.concerns_all);
-        let mut is_whole = false;
+        let (has_own, mut is_whole) = (own.is_some(), false);
         if let Some(OwnUpdate { own, has_changed, findings }) = own {
-            snapshot.own = own;
+            self.own = own;
             self.stale_secrets.clear();
             self.failed = None;
             if let Some(findings) = findings {
@@ -389,20 +417,32 @@ impl ViewEntry {
                 (self.findings, self.is_stale) = (findings, false);
                 self.outline = Arc::clone(&published.outline);
             }
-            // An earlier round may have changed the scope.
-            concerns_all |= has_changed || scope.is_none() && !published.is_in(&snapshot);
+            concerns_all |= has_changed;
         }
         if !is_whole && std::mem::take(&mut self.was_added_early) {
             self.is_stale |= !Arc::ptr_eq(&self.outline, &published.outline);
         }
-        (snapshot.local, snapshot.shared) = (Arc::clone(&published.local), Arc::clone(&published.shared));
-        let interest: &Interest = &self.interest;
-        self.snapshots.send_if_modified(|current| {
-            let has_changed = current.generation() != snapshot.generation();
-            *current = snapshot;
-            let concerns = |scope: &ScopeUpdate| scope.changes.iter().any(|change| interest.concerns(change));
-            has_changed && (concerns_all || scope.is_some_and(concerns))
-        });
+        for (node, feed) in &self.feeds {
+            let snapshot = published.snapshot(node, &self.own);
+            feed.snapshots.send_if_modified(|current| {
+                let has_changed = current.generation() != snapshot.generation();
+                // An earlier round may have changed the scope.
+                let has_layers = Arc::ptr_eq(&current.local, &snapshot.local)
+                    && Arc::ptr_eq(&current.shared, &snapshot.shared);
+                let is_late = has_own && scope.is_none() && !has_layers;
+                *current = snapshot;
+                let mut changes = scope.iter().flat_map(|scope| scope.changes.on_node(node));
+                has_changed
+                    && (concerns_all || is_late || changes.any(|change| feed.interest.concerns(change)))
+            });
+        }
+    }
+}
+
+impl ScopeChange {
+    /// Returns the changes for proxies on a node.
+    fn on_node(&self, node: &str) -> [&Change; 2] {
+        [self.nodes.get(node).unwrap_or(&self.local), &self.shared]
     }
 }
 

@@ -11,7 +11,10 @@ use skysail_model::{
 };
 use skysail_xds::{Kind, Layer, Resource, layer::Edits};
 
-use super::compiler::{CompilePanic, Compiler, catch_panic};
+use super::{
+    compiler::{CompilePanic, Compiler, catch_panic},
+    nodes::{self, NodeChanges, NodeName, Nodes, UpdatedLayers},
+};
 use crate::parallel;
 
 /// Services, routes and names as the proxies of a scope see them. Clones share all maps.
@@ -26,6 +29,17 @@ pub(super) struct ScopeResources {
     pub(super) is_flat: bool,
     parts: Arc<Parts>,
     pub(super) outline: Arc<Outline>,
+    /// Differences for proxies on some nodes.
+    pub(super) nodes: Arc<Nodes>,
+}
+
+/// Changes to compile for a scope.
+#[derive(Clone, Default)]
+pub(super) struct ScopeChanges {
+    /// Changes of the World since the last compilation.
+    pub(super) world: Arc<ChangeSet>,
+    /// Nodes of the scope's proxies, if resources depend on them.
+    pub(super) nodes: BTreeSet<NodeName>,
 }
 
 /// Types and names of the resources of each part.
@@ -49,6 +63,7 @@ struct CompiledChanges {
     parts: Vec<(Part, Vec<Arc<Resource>>)>,
     /// All routes of the hosts of services, which are a part of [`Part::Routes`].
     of_services: Vec<HostRoutes>,
+    nodes: NodeChanges,
 }
 
 /// A host with all resources of its routes.
@@ -69,6 +84,7 @@ impl ScopeResources {
             is_flat: true,
             parts: base.map(|base| Arc::clone(&base.parts)).unwrap_or_default(),
             outline: Arc::clone(&self.outline),
+            nodes: Arc::default(),
         };
         let parts = Arc::make_mut(&mut flat.parts);
         for (part, names) in self.parts.iter() {
@@ -94,6 +110,11 @@ impl ScopeResources {
         }
     }
 
+    /// Takes over the differences on nodes from former scopes of the same proxies, after all other resources.
+    pub(super) fn inherit_nodes(&mut self, origin: &Self, generation: u64) {
+        nodes::inherit(&mut self.nodes, &origin.nodes, generation, &self.layer);
+    }
+
     /// Returns whether there are resources of a service (namespace, name).
     pub(super) fn has_service(&self, (namespace, name): &(String, String)) -> bool {
         self.parts.contains_key(&Part::Service(namespace.clone(), name.clone()))
@@ -111,7 +132,7 @@ impl ScopeResources {
         compiler: &Compiler,
         world: (&World, &OnceLock<NamespaceFacts>),
         scope: &ClientScope,
-        changes: &ChangeSet,
+        changes: &ScopeChanges,
         generation: u64,
         sibling: Option<Sibling<'_>>,
     ) -> Result<(), CompilePanic> {
@@ -129,7 +150,7 @@ impl ScopeResources {
         compiler: &Compiler,
         (world, facts): (&World, &NamespaceFacts),
         scope: &ClientScope,
-        changes: &ChangeSet,
+        changes: &ScopeChanges,
         generation: u64,
         base: &Self,
     ) -> Result<(), CompilePanic> {
@@ -137,7 +158,7 @@ impl ScopeResources {
             || "the outline of the outbound listeners".to_owned(),
             || self.compile_over(compiler, (world, facts), scope, changes, base),
         )??;
-        let CompiledChanges { outline, mut edits, parts: compiled, of_services } = compiled;
+        let CompiledChanges { outline, mut edits, parts: compiled, of_services, nodes } = compiled;
         for (host, resources) in of_services {
             let names = self.parts.get(&Part::Routes).into_iter().flatten();
             let before: Vec<_> = names.filter(|(_, name)| is_of_host(name, &host)).cloned().collect();
@@ -167,9 +188,19 @@ impl ScopeResources {
             }
         }
         let below = self.below.replace(Arc::clone(&base.layer)).unwrap_or_else(|| Arc::clone(&base.layer));
+        let has_nodes = !self.nodes.is_empty() || !nodes.is_empty();
+        let of_nodes = if has_nodes { edits.clone() } else { Edits::default() };
+        let local_before = Arc::clone(&self.layer);
         if !edits.is_empty() || !Arc::ptr_eq(&below, &base.layer) {
             Arc::make_mut(&mut self.layer).edit_over(generation, (&below, &base.layer), edits);
         }
+        let layers = UpdatedLayers {
+            local_before: &local_before,
+            local: &self.layer,
+            below_before: &below,
+            below: &base.layer,
+        };
+        nodes::apply(&mut self.nodes, nodes, generation, &layers, &of_nodes);
         Ok(())
     }
 
@@ -178,7 +209,7 @@ impl ScopeResources {
         compiler: &Compiler,
         (world, facts): (&World, &NamespaceFacts),
         scope: &ClientScope,
-        changes: &ChangeSet,
+        ScopeChanges { world: changes, nodes }: &ScopeChanges,
         base: &Self,
     ) -> Result<CompiledChanges, CompilePanic> {
         let special = facts.of(&scope.namespace);
@@ -250,7 +281,9 @@ impl ScopeResources {
             edits.set(Arc::clone(resource));
         }
         let of_services = of_services.unwrap_or_default();
-        Ok(CompiledChanges { outline, edits, parts: compiled, of_services })
+        let special = (&*base.nodes, &special.services);
+        let nodes = nodes::compile_over(world, scope, changes, (&self.nodes, nodes), special)?;
+        Ok(CompiledChanges { outline, edits, parts: compiled, of_services, nodes })
     }
 
     /// Returns the parts of a namespace that the changes may affect: those that differ from the base, or did before.
@@ -312,7 +345,7 @@ impl ScopeResources {
         compiler: &Compiler,
         (world, facts): (&World, &OnceLock<NamespaceFacts>),
         scope: &ClientScope,
-        changes: &ChangeSet,
+        ScopeChanges { world: changes, nodes }: &ScopeChanges,
         sibling: Option<Sibling<'_>>,
     ) -> Result<CompiledChanges, CompilePanic> {
         // The outline has the services, and the VirtualServices with rules for connections.
@@ -358,7 +391,8 @@ impl ScopeResources {
         let compiled: Vec<Vec<Arc<Resource>>> = compiled.into_iter().collect::<Result<_, _>>()?;
         let of_services = if parts.contains(&Part::Routes) { Vec::new() } else { of_services };
         let parts = parts.into_iter().zip(compiled).collect();
-        Ok(CompiledChanges { outline, edits, parts, of_services })
+        let nodes = nodes::compile(world, scope, changes, &self.nodes, nodes)?;
+        Ok(CompiledChanges { outline, edits, parts, of_services, nodes })
     }
 
     /// Returns the parts that the changes may affect.
@@ -393,7 +427,7 @@ impl ScopeResources {
     }
 
     fn apply(&mut self, compiled: CompiledChanges, generation: u64, sibling: Option<Sibling<'_>>) {
-        let CompiledChanges { outline, mut edits, parts: compiled, of_services } = compiled;
+        let CompiledChanges { outline, mut edits, parts: compiled, of_services, nodes } = compiled;
         for (host, resources) in of_services {
             self.replace_host(&host, resources, &mut edits);
         }
@@ -414,10 +448,15 @@ impl ScopeResources {
                 resources.into_iter().for_each(|resource| edits.set(resource));
             }
         }
+        let below = Arc::clone(&self.layer);
         if !edits.is_empty() {
             let like = sibling.map(|sibling| (sibling.layer_before, &*sibling.resources.layer));
             Arc::make_mut(&mut self.layer).edit(generation, edits, like);
         }
+        let none = Arc::<Layer>::default();
+        let (local_before, below_before) = (&none, &*below);
+        let layers = UpdatedLayers { local_before, local: &none, below_before, below: &self.layer };
+        nodes::apply(&mut self.nodes, nodes, generation, &layers, &Edits::default());
     }
 }
 

@@ -1,7 +1,7 @@
 //! Scopes: sets of resources that the proxies of one [`ClientScope`] share, with the state of their compilation.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::Instant,
 };
@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use super::{
     PublishSettings,
     compiler::{CompilePanic, PanicReport},
+    nodes::{NodeName, Nodes},
     scope_resources::ScopeResources,
     state::State,
 };
@@ -28,6 +29,8 @@ pub(super) struct ScopeEntry {
     pub(super) resources: Option<ScopeResources>,
     /// Changes since the last compilation.
     pub(super) pending: Arc<ChangeSet>,
+    /// Its proxies may have nodes for which nothing is compiled yet.
+    pub(super) has_new_nodes: bool,
     /// The first compilation is in progress; proxies wait for it.
     pub(super) is_opening: bool,
     /// The last compilation panicked.
@@ -47,12 +50,16 @@ pub(super) struct Published {
     pub(super) local: Arc<Layer>,
     pub(super) shared: Arc<Layer>,
     pub(super) outline: Arc<Outline>,
+    /// Differences on some nodes.
+    pub(super) nodes: Arc<Nodes>,
 }
 
 impl Published {
-    /// Returns whether a snapshot has these layers.
-    pub(super) fn is_in(&self, snapshot: &Snapshot) -> bool {
-        Arc::ptr_eq(&snapshot.local, &self.local) && Arc::ptr_eq(&snapshot.shared, &self.shared)
+    /// Returns the resources of proxies on a node. `own` are those of their view.
+    pub(super) fn snapshot(&self, node: &str, own: &Arc<Layer>) -> Snapshot {
+        let of_node = self.nodes.get(node).and_then(|of_node| of_node.layer.as_ref());
+        let (own, local) = (Arc::clone(own), Arc::clone(of_node.unwrap_or(&self.local)));
+        Snapshot { own, local, shared: Arc::clone(&self.shared) }
     }
 }
 
@@ -104,9 +111,10 @@ impl ScopeEntry {
 
     /// Continues the entry of the same scope from before the views were reassigned. The counts are those of this entry.
     fn resume(&mut self, before: Self) {
-        let Self { id, published, resources, pending, is_opening, failed, ready, .. } = before;
+        let Self { id, published, resources, pending, has_new_nodes, is_opening, failed, ready, .. } = before;
         (self.id, self.published, self.resources) = (id, published, resources);
-        (self.pending, self.is_opening, self.failed, self.ready) = (pending, is_opening, failed, ready);
+        (self.pending, self.has_new_nodes, self.is_opening, self.failed, self.ready) =
+            (pending, has_new_nodes, is_opening, failed, ready);
     }
 
     /// Publishes compiled resources and notifies waiting proxies.
@@ -115,7 +123,8 @@ impl ScopeEntry {
             Some(below) => (Arc::clone(&resources.layer), Arc::clone(below)),
             None => (Arc::default(), Arc::clone(&resources.layer)),
         };
-        let published = Published { local, shared, outline: Arc::clone(&resources.outline) };
+        let (outline, nodes) = (Arc::clone(&resources.outline), Arc::clone(&resources.nodes));
+        let published = Published { local, shared, outline, nodes };
         self.published = Some(published.clone());
         self.resources = Some(resources);
         self.failed = None;
@@ -203,6 +212,7 @@ impl State {
             published: None,
             resources: Some(ScopeResources::default()),
             pending: Arc::new(ChangeSet::everything()),
+            has_new_nodes: false,
             is_opening,
             failed: None,
             ready: watch::Sender::default(),
@@ -261,6 +271,23 @@ impl State {
         removed
     }
 
+    /// Returns the nodes of the connected proxies of each scope, and of the scopes over each base.
+    pub(super) fn nodes_in_use(&self) -> HashMap<Arc<ClientScope>, BTreeSet<NodeName>> {
+        let mut nodes: HashMap<Arc<ClientScope>, BTreeSet<NodeName>> = HashMap::new();
+        for entry in self.views.values() {
+            let of_scope = nodes.entry(Arc::clone(&entry.scope)).or_default();
+            of_scope.extend(entry.feeds.keys().cloned());
+        }
+        let bases = nodes.iter().filter_map(|(scope, nodes)| {
+            let (base, _) = self.scopes.get_key_value(&scope.base()?)?;
+            Some((Arc::clone(base), nodes.clone()))
+        });
+        for (base, of_scope) in bases.collect::<Vec<_>>() {
+            nodes.entry(base).or_default().extend(of_scope);
+        }
+        nodes
+    }
+
     /// Reassigns views to scopes after the properties that assign them have changed. If several scopes become
     /// one, their proxies receive the resources that only the other scopes had, and the deletions. With `keeps`, scopes
     /// with the same views as before stay as they are.
@@ -308,10 +335,14 @@ impl State {
                 [(origin, of_origin)] if of_origin.is_over(origin) && origin.base() == scope.base() => {
                     *resources = of_origin.clone();
                 }
-                [one] => *resources = flat(&one),
+                [one] => {
+                    *resources = flat(&one);
+                    resources.inherit_nodes(one.1, generation);
+                }
                 _ => {
                     resources.is_flat = true;
                     origins.iter().for_each(|origin| resources.inherit(&flat(origin), generation));
+                    origins.iter().for_each(|origin| resources.inherit_nodes(origin.1, generation));
                 }
             }
         }
@@ -320,6 +351,9 @@ impl State {
                 entry.resume(same);
             }
         }
+        // Proxies that moved to a scope over a base may have nodes that are new to the base.
+        let uses_nodes = self.uses_nodes;
+        self.scopes.values_mut().for_each(|entry| entry.has_new_nodes |= uses_nodes);
     }
 }
 

@@ -19,6 +19,7 @@ use super::{
     change_log::{AppliedChange, ChangeLog},
     compiler::CompilePanic,
     identities::{DeclaredViews, IdentityUsage},
+    nodes::NodeName,
     objects::ObjectGenerations,
     registrations::Registrations,
     scopes::ScopeEntry,
@@ -51,6 +52,8 @@ pub(super) struct State {
     pub(super) generation: u64,
     /// Properties of the World by which views are assigned to scopes.
     pub(super) grouping: Grouping,
+    /// Resources may depend on the nodes of proxies.
+    pub(super) uses_nodes: bool,
     /// What may differ between namespaces at this revision; computed on first use.
     pub(super) facts: Arc<OnceLock<NamespaceFacts>>,
     pub(super) scopes: HashMap<Arc<ClientScope>, ScopeEntry>,
@@ -72,6 +75,8 @@ pub(super) struct State {
 /// A connected proxy.
 pub(super) struct ClientEntry {
     pub(super) view: Arc<ProxyView>,
+    /// Name of its Kubernetes node.
+    pub(super) node: NodeName,
     /// Name of its pod.
     pub(super) pod: Box<str>,
     /// Addresses that it declared.
@@ -146,6 +151,11 @@ impl State {
         self.end_outdated_views(&changes, cluster_id);
         changes.pods.clear();
         changes.addresses.clear();
+        let uses_nodes = self.world.uses_nodes();
+        if uses_nodes && !self.uses_nodes {
+            self.scopes.values_mut().for_each(|entry| entry.has_new_nodes = true);
+        }
+        self.uses_nodes = uses_nodes;
         let grouping = self.world.grouping();
         if self.grouping != grouping {
             // Changed Sidecars only move views to other scopes; scopes with the same views as before stay as they are.

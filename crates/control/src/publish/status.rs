@@ -267,7 +267,8 @@ impl Publisher {
         let state = self.read();
         let is_match = |id: &str| id == proxy || id.split('~').nth(2) == Some(proxy);
         let client = state.clients.values().find(|client| is_match(&lock(&client.status).proxy))?;
-        state.views.get(&client.view).map(|view| view.snapshots.borrow().clone())
+        let feed = state.views.get(&client.view)?.feeds.get(&client.node)?;
+        Some(feed.snapshots.borrow().clone())
     }
 
     /// Returns the root namespace of the mesh.

@@ -1,5 +1,6 @@
 //! Tests of the publisher: properties of random changes ([`property`]), limits, and slow or panicking compilations.
 
+mod nodes;
 mod property;
 mod refusals;
 mod registrations;

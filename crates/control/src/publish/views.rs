@@ -1,19 +1,20 @@
 //! Views: configuration for proxies with equal properties. A view has the resources of its scope and its own.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     sync::{Arc, Mutex},
     time::Instant,
 };
 
 use skysail_model::{ChangeSet, ClientScope, Diagnostic, Outline, ProxyView};
-use skysail_xds::{Resources, Snapshot, interest::Interest, server::ResourceFeed};
+use skysail_xds::{Layer, Resources, Snapshot, interest::Interest, server::ResourceFeed};
 use tokio::sync::watch;
 use tracing::info;
 
 use super::{
     NewClient, PublishSettings, Refused,
     compiler::{Compiler, catch_panic},
+    nodes::NodeName,
     scopes::{FailedCompile, Published},
     state::{ClientEntry, State},
     status::{ClientStatus, SharedStatus},
@@ -22,14 +23,13 @@ use super::{
 /// A view and its published resources.
 pub(super) struct ViewEntry {
     pub(super) scope: Arc<ClientScope>,
-    pub(super) snapshots: watch::Sender<Snapshot>,
-    /// Subscriptions of its proxies. A change that concerns none of them wakes no stream.
-    pub(super) interest: Arc<Interest>,
+    /// Its own resources.
+    pub(super) own: Arc<Layer>,
+    /// Its proxies, by the name of their node.
+    pub(super) feeds: BTreeMap<NodeName, NodeFeed>,
     pub(super) findings: Vec<Diagnostic>,
     /// Identity to whose limit of declared views it counts; `None` for the view of a known pod.
     declared_by: Option<Arc<str>>,
-    /// Number of connected proxies.
-    clients: usize,
     /// Outline with which its own resources were compiled.
     pub(super) outline: Arc<Outline>,
     /// A change may affect its own resources.
@@ -41,6 +41,15 @@ pub(super) struct ViewEntry {
     pub(super) failed: Option<FailedCompile>,
 }
 
+/// The proxies of a view on one node.
+pub(super) struct NodeFeed {
+    pub(super) snapshots: watch::Sender<Snapshot>,
+    /// Their subscriptions. A change that concerns none of them wakes no stream.
+    pub(super) interest: Arc<Interest>,
+    /// Number of connected proxies.
+    clients: usize,
+}
+
 /// A view's own resources and the findings about them.
 type OwnResources = (Resources, Vec<Diagnostic>);
 
@@ -48,6 +57,7 @@ type OwnResources = (Resources, Vec<Diagnostic>);
 pub(super) struct Prepared {
     revision: u64,
     view: ProxyView,
+    node: NodeName,
     /// The pod is in the configuration; the view then describes the pod.
     is_known: bool,
     scope: ClientScope,
@@ -58,7 +68,9 @@ pub(super) struct Prepared {
 
 /// Result of the admission of a proxy.
 pub(super) enum Entry {
-    Admitted(ResourceFeed, u64, SharedStatus),
+    /// The resources of its scope may depend on its node, for which they are compiled in a round, if the last value is
+    /// true.
+    Admitted(ResourceFeed, u64, SharedStatus, bool),
     /// The state has changed since the preparation; prepare again.
     Retry,
     /// The scope or its base is being compiled.
@@ -78,7 +90,7 @@ impl State {
         let mut node = client.node.clone();
         let is_known =
             self.world.identify(&mut node, &settings.cluster_id).map_err(Refused::AccountMismatch)?;
-        let view = node.view;
+        let (hostname, view) = (node.hostname().into(), node.view);
         // A proxy declares its idle timeout, of which there are many.
         let is_known = is_known && view.idle_timeout.is_none();
         self.check_view(&client.accounted_to, &view, is_known, settings)?;
@@ -91,7 +103,7 @@ impl State {
             }
             _ => None,
         };
-        Ok(Prepared { revision: self.revision, view, is_known, scope, own })
+        Ok(Prepared { revision: self.revision, view, node: hostname, is_known, scope, own })
     }
 
     /// Admits a proxy if its scope is compiled.
@@ -105,7 +117,7 @@ impl State {
         if self.is_closed {
             return Err(Refused::Closed);
         }
-        let Prepared { revision, view, is_known, scope, own } = prepared;
+        let Prepared { revision, view, node, is_known, scope, own } = prepared;
         if revision != self.revision {
             return Ok(Entry::Retry);
         }
@@ -132,9 +144,8 @@ impl State {
             };
         };
         let is_early = entry.resources.is_none() || !entry.pending.is_empty();
-        let (view, feed) = if let Some((view, entry)) = self.views.get_key_value(&view) {
-            let interest = Arc::clone(&entry.interest);
-            (Arc::clone(view), ResourceFeed { snapshot: entry.snapshots.subscribe(), interest })
+        let view = if let Some((view, _)) = self.views.get_key_value(&view) {
+            Arc::clone(view)
         } else {
             let Some((own, outline)) = own else { return Ok(Entry::Retry) };
             if !Arc::ptr_eq(&outline, &published.outline) {
@@ -142,54 +153,69 @@ impl State {
             }
             let view = Arc::new(view);
             let declared_by = (!is_known).then(|| Arc::clone(&client.accounted_to));
-            let feed = self.add_view(&view, &scope, published, own, declared_by, is_early);
-            (view, feed)
+            self.add_view(&view, &scope, &published, own, declared_by, is_early);
+            view
         };
-        Ok(self.add_client(client, view, &scope, feed))
+        let Some(entry) = self.views.get_mut(&view) else { return Ok(Entry::Retry) };
+        let feed = entry.feeds.entry(Arc::clone(&node)).or_insert_with(|| NodeFeed {
+            snapshots: watch::channel(published.snapshot(&node, &entry.own)).0,
+            interest: Arc::default(),
+            clients: 0,
+        });
+        feed.clients += 1;
+        let (snapshot, interest) = (feed.snapshots.subscribe(), Arc::clone(&feed.interest));
+        let needs_round = self.uses_nodes && !published.nodes.contains_key(&node);
+        if needs_round {
+            self.add_node(&scope);
+        }
+        Ok(self.add_client(client, (view, node), &scope, ResourceFeed { snapshot, interest }, needs_round))
+    }
+
+    /// Marks a scope and its base: nothing may have been compiled for the node of a proxy.
+    fn add_node(&mut self, scope: &ClientScope) {
+        for scope in scope.base().iter().chain([scope]) {
+            if let Some(entry) = self.scopes.get_mut(scope) {
+                entry.has_new_nodes = true;
+            }
+        }
     }
 
     fn add_view(
         &mut self,
         view: &Arc<ProxyView>,
         scope: &Arc<ClientScope>,
-        Published { local, shared, outline }: Published,
-        (own, findings): OwnResources,
+        published: &Published,
+        (resources, findings): OwnResources,
         declared_by: Option<Arc<str>>,
         is_early: bool,
-    ) -> ResourceFeed {
-        let mut snapshot = Snapshot { local, shared, ..Snapshot::default() };
-        Arc::make_mut(&mut snapshot.own).replace(self.generation, &own);
+    ) {
+        let mut own = Layer::default();
+        own.replace(self.generation, &resources);
         self.log_view_findings(&findings);
-        let (snapshots, snapshot) = watch::channel(snapshot);
-        let interest = Arc::<Interest>::default();
         declared_by.iter().for_each(|identity| self.declared_views.add(identity));
         let entry = ViewEntry {
             scope: Arc::clone(scope),
-            snapshots,
-            interest: Arc::clone(&interest),
+            own: Arc::new(own),
+            feeds: BTreeMap::new(),
             findings,
             declared_by,
-            clients: 0,
-            outline,
+            outline: Arc::clone(&published.outline),
             is_stale: false,
             stale_secrets: BTreeSet::new(),
             was_added_early: is_early,
             failed: None,
         };
         self.views.insert(Arc::clone(view), entry);
-        ResourceFeed { snapshot, interest }
     }
 
     fn add_client(
         &mut self,
         client: &NewClient,
-        view: Arc<ProxyView>,
+        (view, node): (Arc<ProxyView>, NodeName),
         scope: &ClientScope,
         feed: ResourceFeed,
+        needs_round: bool,
     ) -> Entry {
-        if let Some(entry) = self.views.get_mut(&view) {
-            entry.clients += 1;
-        }
         let shared_identity = self.enter_scope(&client.accounted_to, scope);
         let accounted_to = shared_identity.unwrap_or_else(|| Arc::clone(&client.accounted_to));
         self.last_client_id += 1;
@@ -197,8 +223,9 @@ impl State {
         let status = Arc::new(Mutex::new(ClientStatus::new(id, client)));
         let pod = client.node.pod.as_str().into();
         let ips = client.node.ips.as_slice().into();
-        self.clients.insert(id, ClientEntry { view, pod, ips, accounted_to, status: Arc::clone(&status) });
-        Entry::Admitted(feed, id, status)
+        let entry = ClientEntry { view, node, pod, ips, accounted_to, status: Arc::clone(&status) };
+        self.clients.insert(id, entry);
+        Entry::Admitted(feed, id, status, needs_round)
     }
 
     /// Removes a proxy, and its view if it was the last one.
@@ -212,8 +239,12 @@ impl State {
             return;
         }
         let Some(entry) = self.views.get_mut(&client.view) else { return };
-        entry.clients -= 1;
-        if entry.clients == 0 {
+        let Some(feed) = entry.feeds.get_mut(&client.node) else { return };
+        feed.clients -= 1;
+        if feed.clients == 0 {
+            entry.feeds.remove(&client.node);
+        }
+        if entry.feeds.is_empty() {
             self.remove_view(&client.view);
         }
     }
@@ -259,7 +290,10 @@ impl State {
             }
             let mut current = ProxyView::clone(&client.view);
             let identified = self.world.identify_pod(&client.pod, &client.ips, cluster_id, &mut current);
-            let is_valid = identified.is_ok() && current == *client.view;
+            let node = self.world.node_of_pod(&client.view.namespace, &client.pod);
+            let is_valid = identified.is_ok()
+                && current == *client.view
+                && node.is_none_or(|node| *node == *client.node);
             if !is_valid {
                 outdated.insert(Arc::clone(&client.view));
             }

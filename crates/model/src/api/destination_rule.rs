@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::{
     Labels,
+    locality::HOSTNAME,
     value::{Duration, PortSelector},
 };
 
@@ -50,6 +51,11 @@ impl DestinationRule {
     /// Returns whether a Secret is named for TLS.
     pub fn has_credential(&self) -> bool {
         self.credentials().next().is_some()
+    }
+
+    /// Returns whether a setting prefers the endpoints of the client's node.
+    pub fn prefers_node(&self) -> bool {
+        self.balancers().any(LoadBalancer::prefers_node)
     }
 
     /// Returns all load balancer settings, of any port or subset.
@@ -223,21 +229,45 @@ impl LoadBalancer {
         let of_zones = self.zone_aware_lb_setting.iter().flat_map(ZoneAwareLb::label_keys);
         self.locality_lb_setting.iter().flat_map(LocalityLb::label_keys).chain(of_zones)
     }
+
+    fn prefers_node(&self) -> bool {
+        self.locality_lb_setting.as_ref().is_some_and(LocalityLb::prefers_node)
+            || self.zone_aware_lb_setting.as_ref().is_some_and(ZoneAwareLb::prefers_node)
+    }
 }
 
 impl LocalityLb {
     /// Returns the keys of client labels that decide the priority of endpoints; `key=value` does not depend on the
     /// client.
     pub fn label_keys(&self) -> impl Iterator<Item = &String> {
-        self.failover_priority.iter().filter(|label| !label.contains('='))
+        keys(&self.failover_priority)
+    }
+
+    /// Returns whether the setting prefers the endpoints of the client's node.
+    pub fn prefers_node(&self) -> bool {
+        prefers_node(&self.failover_priority)
     }
 }
 
 impl ZoneAwareLb {
     /// Returns the keys of client labels that decide the priority of endpoints.
     pub fn label_keys(&self) -> impl Iterator<Item = &String> {
-        self.failover_priority.iter().filter(|label| !label.contains('='))
+        keys(&self.failover_priority)
     }
+
+    /// Returns whether the setting prefers the endpoints of the client's node.
+    pub fn prefers_node(&self) -> bool {
+        prefers_node(&self.failover_priority)
+    }
+}
+
+/// Returns the keys whose values are those of the client. The node is none of them: it is not a label of the client.
+fn keys(priority: &[String]) -> impl Iterator<Item = &String> {
+    priority.iter().filter(|label| !label.contains('=') && *label != HOSTNAME)
+}
+
+fn prefers_node(priority: &[String]) -> bool {
+    priority.iter().any(|label| label == HOSTNAME)
 }
 
 /// Preference for near endpoints.

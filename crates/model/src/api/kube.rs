@@ -91,7 +91,7 @@ pub enum TrafficDistribution {
     Any,
     /// Those of the client's zone, then those of its region.
     PreferSameZone,
-    /// Those of the client's node, then those of its sub-zone. The node of a client is not known.
+    /// Those of the client's node, then those of its sub-zone.
     PreferSameNode,
 }
 

@@ -211,6 +211,12 @@ impl MeshConfig {
         std::iter::once(&self.trust_domain).chain(&self.trust_domain_aliases)
     }
 
+    /// Returns whether a default of the mesh prefers the endpoints of the client's node.
+    pub fn prefers_node(&self) -> bool {
+        self.locality_lb_setting.as_ref().is_some_and(LocalityLb::prefers_node)
+            || self.zone_aware_lb_setting.as_ref().is_some_and(ZoneAwareLb::prefers_node)
+    }
+
     /// Returns the mesh's id in telemetry. Source: `istio.mesh.v1alpha1.ProxyConfig.mesh_id`.
     pub fn mesh_id(&self) -> &str {
         let id = &self.default_config.mesh_id;

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     api::{
-        Labels, Service, Typed,
+        DestinationRule, Labels, Service, Typed,
         destination_rule::{Distribute, Failover, LocalityLb, ZoneAwareLb},
         kube::TrafficDistribution,
         locality::{CLUSTER, HOSTNAME, Locality, NETWORK, REGION, SUBZONE, ZONE},
@@ -27,8 +27,8 @@ use cluster::cluster::common_lb_config::{
 };
 
 /// Labels of endpoints that clients prefer by the distribution of a Service, the most important first.
-static SAME_SUBZONE: [&str; 4] = [NETWORK, REGION, ZONE, SUBZONE];
-/// Number of leading labels of [`SAME_SUBZONE`] that endpoints of the same zone have in common.
+static SAME_NODE: [&str; 5] = [NETWORK, REGION, ZONE, SUBZONE, HOSTNAME];
+/// Number of leading labels of [`SAME_NODE`] that endpoints of the same zone have in common.
 const SAME_ZONE: usize = 3;
 
 /// Default setting: the nearest endpoints first.
@@ -73,13 +73,31 @@ fn setting<'a>(
     };
     let of_service = || match world.traffic_distribution(service) {
         TrafficDistribution::Any => None,
-        TrafficDistribution::PreferSameZone => Some(LocalitySetting::Labels(&SAME_SUBZONE[..SAME_ZONE])),
-        TrafficDistribution::PreferSameNode => Some(LocalitySetting::Labels(&SAME_SUBZONE)),
+        TrafficDistribution::PreferSameZone => Some(LocalitySetting::Labels(&SAME_NODE[..SAME_ZONE])),
+        TrafficDistribution::PreferSameNode => Some(LocalitySetting::Labels(&SAME_NODE)),
     };
     match of_rule.or_else(of_service).or_else(of_mesh).unwrap_or(LocalitySetting::Locality(&NEAREST)) {
         LocalitySetting::Locality(setting) if setting.enabled == Some(false) => None,
         setting => Some(setting),
     }
+}
+
+/// Returns whether the priorities of a service's endpoints may depend on the client's node.
+pub(super) fn depends_on_node(
+    scope: &Scope<'_>,
+    service: &Typed<Service>,
+    rule: Option<&DestinationRule>,
+) -> bool {
+    scope.world.mesh().prefers_node()
+        || scope.world.traffic_distribution(service) == TrafficDistribution::PreferSameNode
+        || rule.is_some_and(DestinationRule::prefers_node)
+}
+
+/// Returns the node of an endpoint, or the value of its label; empty if both are unknown.
+pub(super) fn node_of(member: &Endpoint) -> &str {
+    let Some(pod) = &member.pod else { return "" };
+    let of_label = || pod.meta.labels.get(HOSTNAME).map_or("", String::as_str);
+    if pod.spec.node.is_empty() { of_label() } else { &pod.spec.node }
 }
 
 /// Returns how a cluster is balanced between localities; `None` if it is not.
@@ -217,20 +235,25 @@ fn by_distance(client: &Locality, failover: &[Failover], groups: &mut [LocalityG
     close_gaps(groups);
 }
 
-/// Sets priorities by the number of leading labels that equal the client's or the value in the setting.
+/// Sets priorities by the number of leading labels that equal the client's or the value in the setting. As in Istio, the
+/// other labels also order the endpoints of other networks, if the network is the first label.
 fn by_labels<'a>(
     scope: &Scope<'_>,
     wanted: &[String],
     groups: Vec<LocalityGroup<'a>>,
 ) -> Vec<LocalityGroup<'a>> {
     let own = labels(scope, scope.labels, scope.locality, scope.network);
+    let has_network = wanted.first().is_some_and(|label| label == NETWORK);
     let wanted: Vec<(&str, Option<&str>)> = wanted
         .iter()
         .map(|label| match label.split_once('=') {
             Some((name, value)) => (name, Some(value)),
-            None => (&**label, own.get(&**label).map(String::as_str)),
+            // Elsewhere it equals no endpoint's.
+            None if *label == HOSTNAME => (HOSTNAME, scope.node),
+            None => (&**label, Some(own.get(&**label).map_or("", String::as_str))),
         })
         .collect();
+    let (network, others) = wanted.split_at(usize::from(has_network));
     let none = Labels::default();
     let mut made = Vec::new();
     for group in groups {
@@ -238,14 +261,12 @@ fn by_labels<'a>(
         for (member, lb) in group.members.into_iter().zip(group.made.lb_endpoints) {
             let of_pod = member.pod.as_ref().map_or(&none, |pod| &pod.meta.labels);
             let mut known = labels(scope, of_pod, &member.locality, scope.network_of(&member));
-            if let Some(node) = member.pod.as_ref().map(|pod| &pod.spec.node).filter(|node| !node.is_empty())
-            {
-                known.insert(HOSTNAME.to_owned(), node.clone());
-            }
+            known.insert(HOSTNAME.to_owned(), node_of(&member).to_owned());
             let is_other = |(name, value): &(&str, Option<&str>)| {
-                known.get(*name).map_or("", String::as_str) != value.unwrap_or_default()
+                Some(known.get(*name).map_or("", String::as_str)) != *value
             };
-            let priority = wanted.iter().position(is_other).map_or(0, |at| wanted.len() - at);
+            let in_network = others.iter().position(is_other).map_or(0, |at| others.len() - at);
+            let priority = if network.iter().any(is_other) { wanted.len() + in_network } else { in_network };
             let part = parts.entry(priority).or_insert_with(|| LocalityGroup {
                 made: endpoint::LocalityLbEndpoints {
                     locality: group.made.locality.clone(),

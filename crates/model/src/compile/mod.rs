@@ -89,13 +89,22 @@ pub enum Part {
     Trust,
 }
 
-/// Compiles all resources of a proxy. Also returns diagnostics about configuration that could not be compiled as
-/// written.
+/// Compiles all resources of a proxy on an unknown node. Also returns diagnostics about configuration that could not be
+/// compiled as written.
 pub fn compile(world: &World, view: &ProxyView) -> (Resources, Vec<Diagnostic>) {
+    compile_for(world, view, "")
+}
+
+/// Compiles all resources of a proxy on a node ([`ProxyNode::hostname`](crate::ProxyNode::hostname)), as [`compile`] does.
+pub fn compile_for(world: &World, view: &ProxyView, node: &str) -> (Resources, Vec<Diagnostic>) {
     let client_scope = ClientScope::of(view, &world.grouping());
     let (mut made, findings) = compile_own(world, view, &outline(world, &client_scope));
     for part in parts(world, &client_scope) {
         compile_part(world, &client_scope, &part).into_iter().for_each(|resource| made.insert(resource));
+        if let Part::Service(namespace, name) = &part {
+            let on_node = compile_on_nodes(world, &client_scope, (namespace, name), [node]);
+            on_node.into_iter().flat_map(|(_, of_node)| of_node).for_each(|resource| made.insert(resource));
+        }
     }
     (made, findings)
 }
@@ -150,6 +159,41 @@ fn unpatched_part(world: &World, client_scope: &ClientScope, part: &Part) -> Vec
             bundles.iter().map(|secret| order::encode(Kind::Secret, &secret.name, secret)).collect()
         }
     }
+}
+
+/// Compiles a service (namespace, name) for those of these nodes on which its clients may have other resources than
+/// those of [`compile_part`]: the nodes of its endpoints, and the unknown node (empty). Some of the resources may be equal.
+pub fn compile_on_nodes<N: AsRef<str>>(
+    world: &World,
+    client_scope: &ClientScope,
+    (namespace, name): (&str, &str),
+    nodes: impl IntoIterator<Item = N>,
+) -> Vec<(N, Vec<Arc<Resource>>)> {
+    let scope = Scope::new(world, client_scope);
+    let service = world.service_named(namespace, name).and_then(|service| scope.seen(service));
+    let Some(service) = service else { return Vec::new() };
+    if !locality::depends_on_node(&scope, &service, scope.rule(&service).as_deref().map(|rule| &rule.spec)) {
+        return Vec::new();
+    }
+    let endpoints = service.spec.ports.iter().flat_map(|port| world.endpoints(&service, port));
+    let known: BTreeSet<String> = endpoints.map(|member| locality::node_of(&member).to_owned()).collect();
+    let is_known = |node: &N| node.as_ref().is_empty() || known.contains(node.as_ref());
+    let compile = |node: N| {
+        let scope = Scope { node: Some(node.as_ref()), ..scope };
+        let made = envoy_filter::patch_shared(world, client_scope, of_service(&scope, &service));
+        (node, made)
+    };
+    nodes.into_iter().filter(is_known).map(compile).collect()
+}
+
+/// Returns the services (namespace, name) whose resources may depend on the client's node.
+pub fn services_by_node(world: &World, client_scope: &ClientScope) -> Vec<(String, String)> {
+    let scope = Scope::new(world, client_scope);
+    let by_node = |service: &Arc<Typed<Service>>| {
+        locality::depends_on_node(&scope, service, scope.rule(service).as_deref().map(|rule| &rule.spec))
+    };
+    let of = |service: Arc<Typed<Service>>| (service.meta.namespace.clone(), service.meta.name.clone());
+    scope.services().filter(by_node).map(of).collect()
 }
 
 /// Returns whether a part is known to be equal for two sibling scopes ([`is_sibling`](ClientScope::is_sibling)). May
@@ -310,6 +354,7 @@ pub fn compile_secrets(
 }
 
 /// Properties of a client on which shared resources depend.
+#[derive(Clone, Copy)]
 struct Scope<'a> {
     world: &'a World,
     role: Role,
@@ -319,6 +364,8 @@ struct Scope<'a> {
     cluster_id: &'a str,
     /// Locality of the client.
     locality: &'a Locality,
+    /// Node of the client; empty: unknown. `None` for a node without endpoints.
+    node: Option<&'a str>,
     /// Network of the client; empty: unknown.
     network: &'a str,
     /// Whether the client is a gateway between networks.
@@ -353,6 +400,7 @@ impl<'a> Scope<'a> {
             namespace: &client_scope.namespace,
             cluster_id: &client_scope.cluster_id,
             locality: &client_scope.locality,
+            node: None,
             network: &client_scope.network,
             joins_networks: client_scope.joins_networks,
             labels: &client_scope.labels,

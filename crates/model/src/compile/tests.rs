@@ -395,7 +395,7 @@ fn the_nearest_endpoints_come_first_with_outlier_detection() {
         )
         .unwrap();
         world.identify(&mut node, "Kubernetes").unwrap();
-        let (made, _) = compile(&world, &node.view);
+        let (made, _) = compile_for(&world, &node.view, node.hostname());
         let name = "outbound|80||db.shop.svc.cluster.local";
         let assignment: pb::endpoint::ClusterLoadAssignment = get(&made, Kind::Endpoint, name);
         let cluster: cluster::Cluster = get(&made, Kind::Cluster, name);
@@ -432,6 +432,15 @@ fn the_nearest_endpoints_come_first_with_outlier_detection() {
     assert_eq!(assignment(&labels("rack")), (vec![1, 1, 0, 1], true));
     assert_eq!(assignment(&labels("rack=one")), (vec![1, 0, 1, 0], true));
     assert_eq!(assignment(&labels("topology.kubernetes.io/zone, rack")), (vec![2, 1, 0, 2], true));
+    // The client is on the node of pods 6 and 7.
+    assert_eq!(assignment(&labels("kubernetes.io/hostname")), (vec![1, 0, 0, 1], true));
+    assert_eq!(assignment(&labels("kubernetes.io/hostname, rack")), (vec![2, 1, 0, 2], true));
+    assert_eq!(assignment(&labels("rack, kubernetes.io/hostname")), (vec![1, 1, 0, 1], true));
+    assert_eq!(assignment(&labels("kubernetes.io/hostname=n2")), (vec![1, 1, 1, 0], true));
+    assert_eq!(
+        assignment(&labels("topology.istio.io/network=far, kubernetes.io/hostname")),
+        (vec![0; 4], true)
+    );
     // Without outlier detection a failing endpoint would not be noticed.
     let alone = "{loadBalancer: {localityLbSetting: {failoverPriority: [rack]}}}";
     assert_eq!(assignment(alone), (vec![0, 0, 0, 0], false));

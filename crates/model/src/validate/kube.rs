@@ -56,17 +56,10 @@ pub(crate) fn meta(kind: Kind, meta: &Meta) -> Vec<Finding> {
 fn settings(kind: Kind, meta: &Meta, findings: &mut Findings) {
     let is_service = matches!(kind, Kind::Service | Kind::ServiceEntry | Kind::Namespace);
     let distribution = TrafficDistribution::of_annotation(&meta.annotations).filter(|_| is_service);
-    let field = || join("metadata.annotations", TRAFFIC_DISTRIBUTION);
-    match distribution {
-        Some(TrafficDistribution::Any) => {
-            let message = "has an unknown value, so clients prefer no endpoints";
-            findings.add(Code::NoEffect, field(), message, "use PreferClose or PreferSameZone");
-        }
-        Some(TrafficDistribution::PreferSameNode) => {
-            let message = "prefers the endpoints of the zone: clients of all nodes share their configuration";
-            findings.add(Code::UnsupportedField, field(), message, "use PreferSameZone");
-        }
-        Some(TrafficDistribution::PreferSameZone) | None => {}
+    if distribution == Some(TrafficDistribution::Any) {
+        let message = "has an unknown value, so clients prefer no endpoints";
+        let field = join("metadata.annotations", TRAFFIC_DISTRIBUTION);
+        findings.add(Code::NoEffect, field, message, "use PreferClose, PreferSameZone or PreferSameNode");
     }
     let is_gateway = matches!(kind, Kind::Service | Kind::KubernetesGateway);
     if is_gateway && meta.labels.get(GATEWAY_PORT).is_some_and(|port| port.parse::<NonZeroU16>().is_err()) {

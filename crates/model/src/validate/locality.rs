@@ -4,7 +4,7 @@ use super::{Code, Findings};
 use crate::api::{
     MeshConfig,
     destination_rule::{Failover, LoadBalancer, LocalityLb, ZoneAwareLb},
-    locality::{HOSTNAME, REGION, SUBZONE, ZONE},
+    locality::{REGION, SUBZONE, ZONE},
 };
 
 /// Labels of localities.
@@ -48,7 +48,6 @@ fn nearest(locality: &LocalityLb, field: &str, findings: &mut Findings) {
     if !locality.failover.is_empty() {
         no_places(&locality.failover_priority, field, "failover orders them", findings);
     }
-    hostnames(&locality.failover_priority, field, findings);
     for (index, distribute) in locality.distribute.iter().enumerate() {
         if distribute.to.values().sum::<u32>() != 100 {
             let (field, message) =
@@ -61,7 +60,6 @@ fn nearest(locality: &LocalityLb, field: &str, findings: &mut Findings) {
 
 fn zone_aware(zones: &ZoneAwareLb, field: &str, findings: &mut Findings) {
     no_places(&zones.failover_priority, field, "zoneAwareLbSetting balances them itself", findings);
-    hostnames(&zones.failover_priority, field, findings);
     regions(&zones.failover, field, findings);
 }
 
@@ -71,18 +69,6 @@ fn no_places(labels: &[String], field: &str, reason: &str, findings: &mut Findin
         let message = format!("must not name {label}: {reason}");
         let field = format!("{field}.failoverPriority[{index}]");
         findings.add(Code::ExclusiveFields, field, message, "remove the label");
-    }
-}
-
-/// Warns about labels of nodes.
-fn hostnames(labels: &[String], field: &str, findings: &mut Findings) {
-    for (index, _) in labels.iter().enumerate().filter(|(_, label)| *label == HOSTNAME) {
-        findings.add(
-            Code::NoEffect,
-            format!("{field}.failoverPriority[{index}]"),
-            "has no effect: the node of a client is unknown, so no endpoint has the same value",
-            "use another label, or set a value for this one",
-        );
     }
 }
 

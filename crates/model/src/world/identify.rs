@@ -40,8 +40,15 @@ impl World {
         let known = self.identify_pod(&node.pod, &node.ips, home, &mut node.view)?;
         if !known {
             set_locality(self.locality(&node.node_name), &mut node.view);
+        } else if let Some(of_pod) = self.node_of_pod(&node.view.namespace, &node.pod) {
+            of_pod.clone_into(&mut node.node_name);
         }
         Ok(known)
+    }
+
+    /// Returns the name of the Kubernetes node of a pod, if it is known.
+    pub fn node_of_pod(&self, namespace: &str, pod: &str) -> Option<&str> {
+        self.pod(namespace, pod).map(|pod| pod.spec.node.as_str()).filter(|node| !node.is_empty())
     }
 
     /// Replaces the fields of a view by those of the pod of this name, and sets the services that lead to its

@@ -422,7 +422,7 @@ impl World {
     }
 
     /// Returns the keys of client labels on which shared resources depend: `sourceLabels` of routes, `workloadSelector`
-    /// of DestinationRules, and `failoverPriority`.
+    /// of DestinationRules, and `failoverPriority` without the node.
     fn label_keys(&self) -> BTreeSet<String> {
         let routes = self.virtual_services.iter().flat_map(|entry| &entry.object.spec.http);
         let matched = routes.flat_map(|route| &route.matches).flat_map(|found| found.source_labels.keys());

@@ -14,7 +14,7 @@ use super::{ChangeSet, World, store::Entry};
 use crate::{
     ObjectKey,
     api::{
-        Address, ConfigMap, Kind, Labels, MeshConfig, Service, Typed,
+        Address, ConfigMap, Kind, Labels, MeshConfig, Meta, Service, Typed,
         gateway_api::{GatewayAddress, KubernetesGateway},
         kube::{NETWORK, TrafficDistribution, gateway_port},
         mesh_config,
@@ -148,6 +148,18 @@ impl World {
             TrafficDistribution::of_annotation(&namespace.object.meta.annotations)
         };
         service.spec.traffic_distribution.or_else(of_namespace).unwrap_or(TrafficDistribution::Any)
+    }
+
+    /// Returns whether endpoints of any service may be preferred by the client's node.
+    pub fn uses_nodes(&self) -> bool {
+        let annotated = |meta: &Meta| {
+            TrafficDistribution::of_annotation(&meta.annotations) == Some(TrafficDistribution::PreferSameNode)
+        };
+        let distribution = |entry: &Entry<Service>| entry.object.spec.traffic_distribution;
+        self.mesh().prefers_node()
+            || self.destination_rules.iter().any(|entry| entry.object.spec.prefers_node())
+            || self.services.iter().any(|of| distribution(of) == Some(TrafficDistribution::PreferSameNode))
+            || self.namespaces.iter().any(|entry| annotated(&entry.object.meta))
     }
 
     /// Returns the resources that may differ because the topology differs from that at the last call.

@@ -24,7 +24,7 @@ use serde_json::Value;
 use skysail_model::{
     Origin, ProxyNode, World,
     api::{Object, Secret, Typed, kube::Locality},
-    compile, parse,
+    compile, compile_for, parse,
 };
 use skysail_xds::{Kind, Resources, envoy::pb::envoy::service::discovery::v3::DiscoveryResponse};
 
@@ -154,7 +154,7 @@ fn compare(scenario: &str) {
             node.pod.push_str("-dual");
         }
         world.identify(&mut node, "Kubernetes").unwrap();
-        let (made, _) = compile(&world, &node.view);
+        let (made, _) = compile_for(&world, &node.view, node.hostname());
         for kind in
             [Kind::Cluster, Kind::Endpoint, Kind::Listener, Kind::Route, Kind::Secret, Kind::NameTable]
         {

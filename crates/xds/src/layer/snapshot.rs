@@ -16,7 +16,7 @@ use crate::{
 pub struct Snapshot {
     /// Resources that depend on the workload.
     pub own: Arc<Layer>,
-    /// Differences of the client's namespace from `shared`.
+    /// Differences of the client's namespace, or of its node, from `shared`.
     pub local: Arc<Layer>,
     /// Resources that clients of other namespaces have in common.
     pub shared: Arc<Layer>,

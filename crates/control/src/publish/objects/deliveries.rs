@@ -49,6 +49,9 @@ pub(super) struct HeldResource {
     pub(super) name: Arc<str>,
 }
 
+/// Proxies with the same resources: their view, and the name of their node.
+pub(super) type FeedKey = (Arc<ProxyView>, Arc<str>);
+
 /// The connected proxies and their resources.
 pub(super) struct Fleet<'a> {
     views: Vec<FleetView<'a>>,
@@ -106,11 +109,8 @@ struct ErrorMessages(HashMap<Arc<str>, bool>);
 const OF_HOSTS: [Kind; 4] = [Kind::Cluster, Kind::Endpoint, Kind::Route, Kind::VirtualHost];
 
 impl<'a> Fleet<'a> {
-    /// Indexes the resources of views, and the subscriptions of clients, each with its view.
-    pub(super) fn new(
-        views: &'a [(Arc<ProxyView>, Snapshot)],
-        clients: &'a [(Arc<ProxyView>, ClientStatus)],
-    ) -> Self {
+    /// Indexes the resources of views by node, and the subscriptions of clients.
+    pub(super) fn new(views: &'a [(FeedKey, Snapshot)], clients: &'a [(FeedKey, ClientStatus)]) -> Self {
         let mut layers: Vec<LayerIndex<'a>> = Vec::new();
         let mut known: HashMap<*const Layer, usize> = HashMap::new();
         let mut index = |layer: &'a Arc<Layer>| {
@@ -119,9 +119,10 @@ impl<'a> Fleet<'a> {
                 layers.len() - 1
             })
         };
-        let places: HashMap<*const ProxyView, usize> =
-            views.iter().enumerate().map(|(place, (view, _))| (Arc::as_ptr(view), place)).collect();
-        let views = views.iter().map(|(view, snapshot)| {
+        let key = |(view, node): &'a FeedKey| (Arc::as_ptr(view), &**node);
+        let places: HashMap<(*const ProxyView, &str), usize> =
+            views.iter().enumerate().map(|(place, (feed, _))| (key(feed), place)).collect();
+        let views = views.iter().map(|((view, _), snapshot)| {
             let layers = [index(&snapshot.local), index(&snapshot.shared)];
             FleetView { view, snapshot, layers }
         });
@@ -135,8 +136,8 @@ impl<'a> Fleet<'a> {
             errors: ErrorMessages::default(),
         };
         let mut lists = HashMap::new();
-        for (view, status) in clients {
-            let view = places.get(&Arc::as_ptr(view)).copied();
+        for (feed, status) in clients {
+            let view = places.get(&key(feed)).copied();
             fleet.add(view, status, &mut lists);
         }
         fleet

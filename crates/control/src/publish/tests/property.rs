@@ -23,10 +23,11 @@ const STEPS: usize = 60;
 const FOCUS: [usize; 2] = [12, 6];
 
 /// Files with the possible contents of each, in the form that their first lines describe.
-const FILES: [&str; 3] = [
+const FILES: [&str; 4] = [
     include_str!("property/sidecars.yaml"),
     include_str!("property/gateways.yaml"),
     include_str!("property/policies.yaml"),
+    include_str!("property/nodes.yaml"),
 ];
 
 /// DNS names of endpoints, and possible answers: all addresses, the current one first.
@@ -91,7 +92,7 @@ impl Proxy {
     }
 }
 
-const PROXIES: [Proxy; 16] = [
+const PROXIES: [Proxy; 17] = [
     Proxy::new("x", "v1", "z", ClientKind::Sidecar),
     Proxy::new("x", "v2", "z", ClientKind::Vhds),
     Proxy::new("y", "v1", "", ClientKind::Vhds),
@@ -108,7 +109,11 @@ const PROXIES: [Proxy; 16] = [
     Proxy::of_pod("x", "a-1", "a", ClientKind::Vhds),
     Proxy::of_pod("y", "b-1", "default", ClientKind::Sidecar),
     Proxy::of_pod("y", "web-1", "web", ClientKind::VhdsGateway),
+    Proxy::of_pod("y", "near-1", "default", ClientKind::Vhds),
 ];
+
+/// Nodes that proxies declare: unknown, those of some pods, and one without pods.
+const NODES: [&str; 4] = ["", "n", "n2", "n3"];
 
 /// Subscription of proxies that do not subscribe to all resources.
 const SUBSCRIPTION: &str = "outbound|80||a.x.svc.cluster.local";
@@ -206,7 +211,7 @@ impl<'a> Mesh<'a> {
         let metadata = serde_json::json!({
             "WORKLOAD_NAME": "p", "SKYSAIL_VHDS": is_vhds, "SKYSAIL_RESOLVED": is_vhds, "LABELS": labels,
             "SERVICE_ACCOUNT": proxy.account, "TEAM": if number.is_multiple_of(2) { "one" } else { "two" },
-            "GENERATOR": if kind == ClientKind::Grpc { "grpc" } else { "" },
+            "GENERATOR": if kind == ClientKind::Grpc { "grpc" } else { "" }, "NODE_NAME": NODES[number % NODES.len()],
         });
         let locality = Locality { region: "r".into(), zone: zone.into(), subzone: String::new() };
         let mut node = ProxyNode::parse(&id, metadata, locality).unwrap();
@@ -257,6 +262,13 @@ impl<'a> Mesh<'a> {
         self.publisher.set_key_sets(vec![(source.clone(), keys.map(|keys| KEY_SETS[keys].into()))]);
     }
 
+    /// Returns whether proxies of a scope have other endpoints on some nodes.
+    fn has_nodes(&self) -> bool {
+        let state = self.publisher.read();
+        let mut published = state.scopes.values().filter_map(|entry| entry.published.as_ref());
+        published.any(|published| published.nodes.values().any(|of_node| of_node.layer.is_some()))
+    }
+
     /// Returns the connected proxies whose Pods exist.
     fn with_pods(&self) -> BTreeSet<usize> {
         let state = self.publisher.read();
@@ -272,8 +284,8 @@ impl<'a> Mesh<'a> {
     /// Returns the resources of a proxy as compiled for it alone.
     fn compiled(&self, proxy: usize) -> Bodies {
         let state = self.publisher.read();
-        let view = &state.clients[&self.connected[&proxy].1.id()].view;
-        let (made, _) = skysail_model::compile(&state.world, view);
+        let client = &state.clients[&self.connected[&proxy].1.id()];
+        let (made, _) = skysail_model::compile_for(&state.world, &client.view, &client.node);
         let all = Kind::ALL.into_iter().flat_map(|kind| made.iter(kind));
         all.map(|resource| ((resource.kind, Arc::clone(&resource.name)), Arc::clone(resource))).collect()
     }
@@ -300,6 +312,8 @@ struct Sequence<'a> {
     had: BTreeMap<usize, (u64, Bodies)>,
     /// Number of changes that did not wake a proxy.
     not_woken: usize,
+    /// Number of steps after which proxies preferred endpoints of their node.
+    with_nodes: usize,
 }
 
 impl<'a> Sequence<'a> {
@@ -311,7 +325,8 @@ impl<'a> Sequence<'a> {
         focus.extend(random.choose_multiple(0..files.len(), FOCUS[1]));
         let inputs = Inputs { files: vec![None; files.len()], ..Inputs::default() };
         let mesh = Mesh::new(files);
-        let mut sequence = Self { random, files, focus, inputs, mesh, had: BTreeMap::new(), not_woken: 0 };
+        let mut sequence =
+            Self { random, files, focus, inputs, mesh, had: BTreeMap::new(), not_woken: 0, with_nodes: 0 };
         let changes: Vec<_> = sequence.focus.clone().into_iter().map(|file| sequence.content(file)).collect();
         sequence.put(&changes);
         for proxy in 0..PROXIES.len() {
@@ -406,6 +421,7 @@ impl<'a> Sequence<'a> {
         if *self.mesh.key_fetches.borrow() != *fresh.key_fetches.borrow() {
             return Err(at("key sets to fetch differ from a fresh start".to_owned()));
         }
+        self.with_nodes += usize::from(self.mesh.has_nodes());
         let proxies: Vec<usize> = self.mesh.connected.keys().copied().collect();
         for proxy in proxies {
             self.check(proxy, &mut fresh, regrouped).map_err(|problem| {
@@ -476,7 +492,7 @@ fn seeds() -> Range<u64> {
 #[test]
 fn each_proxy_has_the_resources_of_a_fresh_start_and_receives_no_other_changes() {
     let (pool, seeds) = (pool(), Mutex::new(seeds()));
-    let (failures, not_woken) = (Mutex::new(Vec::new()), Mutex::new(0));
+    let (failures, not_woken, with_nodes) = (Mutex::new(Vec::new()), Mutex::new(0), Mutex::new(0));
     let run = || {
         while let Some(seed) = { lock(&seeds).next() } {
             let mut sequence = Sequence::new(seed, &pool);
@@ -485,6 +501,7 @@ fn each_proxy_has_the_resources_of_a_fresh_start_and_receives_no_other_changes()
                 lock(&failures).push(format!("seed {seed}, step {step}: {problem}"));
             }
             *lock(&not_woken) += sequence.not_woken;
+            *lock(&with_nodes) += sequence.with_nodes;
         }
     };
     let threads = thread::available_parallelism().map_or(1, usize::from);
@@ -495,6 +512,7 @@ fn each_proxy_has_the_resources_of_a_fresh_start_and_receives_no_other_changes()
         not_woken.into_inner().unwrap() > 0,
         "every change wakes every proxy, whatever its subscriptions"
     );
+    assert!(with_nodes.into_inner().unwrap() > 0, "no proxy prefers endpoints of its node");
 }
 
 #[test]

@@ -228,7 +228,7 @@ fn a_service_prefers_endpoints_of_the_zone() {
     };
     let zone = (vec![(1, 0), (2, 0), (3, 1), (4, 2)], true);
     assert_eq!(of("", ", trafficDistribution: PreferClose"), zone);
-    assert_eq!(of("", ", trafficDistribution: PreferSameNode"), zone, "the node of a client is not known");
+    assert_eq!(of("", ", trafficDistribution: PreferSameNode"), zone, "this client's node is not known");
     let annotated = ", annotations: {networking.istio.io/traffic-distribution: PreferSameZone}";
     assert_eq!(of(annotated, ""), zone);
     let none = (vec![(1, 0), (2, 0), (3, 0), (4, 0)], false);
