@@ -183,8 +183,6 @@ pub(super) fn apply(
                 None => edits.remove(kind, name),
             }
         }
-        // Without an edit, a resource would be replaced by a changed one of the layer below.
-        of_node.resources().into_iter().for_each(|resource| edits.set(resource));
         for (service, resources) in changes {
             let differs = |resource: &Arc<Resource>| {
                 let of_scope = layers.get(resource.kind, &resource.name);

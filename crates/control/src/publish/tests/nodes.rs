@@ -131,3 +131,30 @@ fn the_node_of_a_known_pod_is_that_of_its_pod() {
     put(&publisher, "n", &server(0, "n2"));
     assert!(of_pod.0.snapshot.has_changed().is_err(), "its stream has ended");
 }
+
+#[test]
+fn proxies_that_move_to_another_scope_are_sent_what_differs_on_their_node() {
+    let publisher = start();
+    let by_version = RULE.replace("[kubernetes.io/hostname]", "[version, kubernetes.io/hostname]");
+    let without_node = RULE.replace("kubernetes.io/hostname", "version");
+    let on = |version: &str, node: &str| {
+        let labels = json!({"NODE_NAME": node, "LABELS": {"app": "a", "version": version}});
+        connect(&publisher, client("z", labels)).unwrap()
+    };
+    let proxies = [on("v1", "n1"), on("v1", "n2"), on("v2", "n1"), on("v2", "n3"), on("v3", "n1")];
+    let mut had = proxies.each_ref().map(|proxy| (snapshot(proxy).generation(), endpoints(proxy)));
+    // The label splits the scope, and its end merges the scopes.
+    for rule in [RULE, &*without_node, RULE, &by_version, "", &by_version, RULE, ""] {
+        put(&publisher, "rule", rule);
+        for (number, (proxy, had)) in proxies.iter().zip(&mut had).enumerate() {
+            let now = endpoints(proxy);
+            let is_sent = sent(&snapshot(proxy), had.0).contains(&format!("{} {NAME}", Kind::Endpoint));
+            assert!(is_sent || now == had.1, "proxy {number} has old endpoints with {rule}");
+            let view = Arc::clone(&publisher.read().clients[&proxy.1.id()].view);
+            let node = Arc::clone(&publisher.read().clients[&proxy.1.id()].node);
+            let (expected, _) = compile_for(&publisher.read().world, &view, &node);
+            assert_eq!(now, *expected.get(Kind::Endpoint, NAME).unwrap(), "proxy {number} with {rule}");
+            *had = (snapshot(proxy).generation(), now);
+        }
+    }
+}
