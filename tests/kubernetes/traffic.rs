@@ -80,7 +80,7 @@ fn injected_pods_speak_mutual_tls_and_jobs_end() {
     let pods = inside.done(&["get", "pods", "-o", "jsonpath={.items[*].spec.initContainers[*].name}"], "");
     assert_eq!(pods, "istio-init istio-proxy istio-init istio-proxy");
     let output = run_client(&inside, &text(CLIENT), "complete");
-    assert!(output.contains("Code 200 : 20"), "{output}");
+    assert!(output.contains("200: 20"), "{output}");
 
     // A pod without a sidecar speaks plain text.
     let outside = Cluster::start(&[]).unwrap();
