@@ -33,7 +33,7 @@ Examples:
   skysail install --output yaml | kubectl apply --server-side -f -")]
 pub(crate) struct InstallArgs {
     #[command(flatten)]
-    place: Place,
+    place: TargetArgs,
     #[command(flatten)]
     names: ImageNames,
     /// Image of skysaild [default: REGISTRY/skysaild:TAG].
@@ -53,7 +53,7 @@ pub(crate) struct InstallArgs {
     dry_run: bool,
     /// Print the objects in this format, and do not access a cluster.
     #[arg(short, long, value_enum, value_name = "FORMAT")]
-    output: Option<Format>,
+    output: Option<ObjectFormat>,
     /// Take over objects and fields of other programs.
     #[arg(long, conflicts_with = "output")]
     force: bool,
@@ -76,7 +76,7 @@ istio-ca-secret) and its root certificates (ConfigMaps istio-ca-root-cert), whic
 --purge removes them.")]
 pub(crate) struct UninstallArgs {
     #[command(flatten)]
-    place: Place,
+    place: TargetArgs,
     /// Also remove the certificate authority and the root certificates in all namespaces. Running sidecars do not trust
     /// those of a later installation.
     #[arg(long)]
@@ -94,7 +94,7 @@ pub(crate) struct UninstallArgs {
 
 /// The cluster, and the place of the control plane in it.
 #[derive(Debug, clap::Args)]
-struct Place {
+struct TargetArgs {
     /// Namespace of the control plane.
     #[arg(short, long, value_name = "NAMESPACE", default_value = "istio-system")]
     namespace: String,
@@ -111,7 +111,7 @@ struct Place {
 
 /// Format of the objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Format {
+enum ObjectFormat {
     /// A document for each object, for `kubectl apply`.
     Yaml,
     /// A list (kind List).
@@ -126,7 +126,7 @@ struct ControlOptions {
     control: skysail_control::Args,
 }
 
-impl Place {
+impl TargetArgs {
     fn target(&self) -> anyhow::Result<Target> {
         Ok(Target::new(&self.namespace, &self.revision)?)
     }
@@ -276,12 +276,12 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 }
 
 /// Returns objects as text.
-fn text(objects: &[Object], format: Format) -> anyhow::Result<String> {
+fn text(objects: &[Object], format: ObjectFormat) -> anyhow::Result<String> {
     Ok(match format {
-        Format::Yaml => {
+        ObjectFormat::Yaml => {
             objects.iter().map(|object| format!("---\n{}", skysail_inject::yaml(object.value()))).collect()
         }
-        Format::Json => {
+        ObjectFormat::Json => {
             let items: Vec<_> = objects.iter().map(Object::value).collect();
             let list = json!({ "apiVersion": "v1", "kind": "List", "items": items });
             serde_json::to_string_pretty(&list)? + "\n"
