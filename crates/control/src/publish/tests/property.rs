@@ -15,7 +15,7 @@ use skysail_model::{KeySource, Severity};
 use super::*;
 
 /// Number of sequences without `SKYSAIL_SEEDS`.
-const SEEDS: u64 = 6;
+const SEEDS: u64 = 10;
 /// Number of steps of a sequence.
 const STEPS: usize = 60;
 /// Numbers of files that most changes of a sequence concern: files of one theme, and any files. They are few, so that
