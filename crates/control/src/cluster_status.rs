@@ -367,3 +367,78 @@ fn without_times(status: &Value) -> Value {
         other => other.clone(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: &str = "2026-01-02T00:00:00Z";
+    const BEFORE: &str = "2026-01-01T00:00:00Z";
+
+    fn condition(kind: &'static str, status: bool) -> StatusCondition {
+        StatusCondition { kind, status, reason: "Reason", message: String::new() }
+    }
+
+    fn status(kind: Kind) -> Status {
+        Status {
+            conditions: Vec::new(),
+            fields: Map::new(),
+            listeners: Vec::new(),
+            parents: Vec::new(),
+            kind,
+            generation: 7,
+        }
+    }
+
+    fn parent(name: &str, status: bool) -> (ParentStatus, &'static str) {
+        let parent = ParentReference { name: name.to_owned(), ..ParentReference::default() };
+        (ParentStatus { parent, conditions: vec![condition("Accepted", status)] }, CONTROLLERS[0])
+    }
+
+    #[test]
+    fn a_condition_keeps_its_time_until_its_status_changes() {
+        let conditions = vec![condition("Accepted", true), condition("Programmed", false)];
+        let known = |kind: &str| json!({ "type": kind, "status": "True", "lastTransitionTime": BEFORE });
+        let before = json!({ "conditions": [
+            known("Accepted"), known("Programmed"), known("InsecureFrontendValidationMode"), known("Foreign"),
+        ]});
+        let made = Status { conditions, ..status(Kind::KubernetesGateway) }.over(&before, NOW);
+        let seen: Vec<_> = items(&made["conditions"])
+            .map(|of| (of["type"].as_str().unwrap(), of["lastTransitionTime"].as_str().unwrap()))
+            .collect();
+        assert_eq!(seen, [("Accepted", BEFORE), ("Programmed", NOW), ("Foreign", BEFORE)]);
+        assert_eq!(made["conditions"][0]["observedGeneration"], 7);
+    }
+
+    #[test]
+    fn parents_of_other_controllers_stay_in_their_order() {
+        let known = |name: &str, controller: &str| {
+            json!({ "parentRef": { "name": name }, "controllerName": controller,
+                    "conditions": [{ "type": "Accepted", "status": "True", "lastTransitionTime": BEFORE }] })
+        };
+        let (own, other) = (CONTROLLERS[0], "example.com/other");
+        let before = json!({ "parents": [known("a", own), known("a", other), known("former", own)] });
+        let parents = vec![parent("new", true), parent("a", true)];
+        let made = Status { parents, ..status(Kind::HttpRoute) }.over(&before, NOW);
+        let seen: Vec<_> = items(&made["parents"])
+            .map(|of| (of["parentRef"]["name"].as_str().unwrap(), of["controllerName"].as_str().unwrap()))
+            .collect();
+        assert_eq!(seen, [("a", own), ("a", other), ("new", own)]);
+        assert_eq!(made["parents"][0]["conditions"][0]["lastTransitionTime"], BEFORE);
+        assert_eq!(made["parents"][1], before["parents"][1]);
+        // Written once, it is complete.
+        let parents = vec![parent("new", true), parent("a", true)];
+        assert_eq!(Status { parents, ..status(Kind::HttpRoute) }.over(&made, "later"), made);
+    }
+
+    #[test]
+    fn a_status_that_was_changed_back_is_not_written_at_once() {
+        let (meant, taken) = (json!({ "a": 1 }), json!({ "a": 1, "added": true }));
+        let mut last = WrittenStatus { meant: meant.clone(), taken: Some(taken.clone()), at: Instant::now() };
+        assert!(last.covers(&meant, &taken), "the cluster has it");
+        assert!(last.covers(&meant, &json!({})), "changed back a moment ago");
+        assert!(!last.covers(&json!({ "a": 2 }), &taken), "it is meant otherwise now");
+        last.at = Instant::now().checked_sub(RETRY).unwrap();
+        assert!(last.covers(&meant, &taken) && !last.covers(&meant, &json!({})));
+    }
+}

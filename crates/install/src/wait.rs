@@ -16,7 +16,7 @@ use crate::{
     settings::Target,
 };
 
-/// What was awaited did not come about in time.
+/// The time limit of a wait has passed.
 #[derive(Debug)]
 pub struct NotInTime(String);
 

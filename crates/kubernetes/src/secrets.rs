@@ -48,7 +48,7 @@ pub enum SecretError {
     Refused {
         /// Namespace and name.
         secret: String,
-        /// What was to be done: `read`, `created` or `replaced`.
+        /// Requested operation: `read`, `created` or `replaced`.
         verb: &'static str,
         /// Address of the API server.
         server: String,
@@ -60,7 +60,7 @@ pub enum SecretError {
     Server {
         /// Namespace and name.
         secret: String,
-        /// What was to be done.
+        /// Requested operation, as in [`Self::Refused`].
         verb: &'static str,
         /// Address of the API server.
         server: String,
@@ -72,7 +72,7 @@ pub enum SecretError {
     Silent {
         /// Namespace and name.
         secret: String,
-        /// What was to be done.
+        /// Requested operation, as in [`Self::Refused`].
         verb: &'static str,
         /// Address of the API server.
         server: String,

@@ -192,11 +192,17 @@ async fn the_trust_bundle_is_kept_in_the_config_map_of_a_namespace() {
     maps.delete("istio-ca-root-cert", &DeleteParams::default()).await.unwrap();
     eventually(read, |map| bundle(map).as_deref() == Some("second")).await;
 
-    // That of another control plane stays.
+    // That of another control plane stays. The bundle in a second namespace tells that all were compared.
     let foreign = json!({"metadata": {"labels": {"skysail.io/control-plane": "there"}},
                          "data": {"root-cert.pem": "foreign"}});
     maps.patch("istio-ca-root-cert", &PatchParams::default(), &Patch::Merge(foreign)).await.unwrap();
-    roots.send_replace("third".to_owned());
+    let second = TestCluster::start().await.unwrap();
+    let maps_of_second = Api::<ConfigMap>::namespaced(test.client.clone(), &second.namespace);
+    let read_second = async || maps_of_second.get_opt("istio-ca-root-cert").await.unwrap();
+    for roots_now in ["other", "third"] {
+        roots.send_replace(roots_now.to_owned());
+        eventually(read_second, |map| bundle(map).as_deref() == Some(roots_now)).await;
+    }
     assert_eq!(read().await.as_ref().and_then(bundle).as_deref(), Some("foreign"));
     maps.delete("istio-ca-root-cert", &DeleteParams::default()).await.unwrap();
     eventually(read, |map| bundle(map).as_deref() == Some("third")).await;

@@ -117,7 +117,7 @@ impl Store {
         Ok(())
     }
 
-    /// Notifies of changes that other programs make, while the result is kept.
+    /// Watches the folder for changes by other programs, until the returned watcher is dropped. `None` without a folder.
     pub(super) fn follow(&self, changed: &Arc<Notify>) -> Option<notify::RecommendedWatcher> {
         match self {
             Self::Memory | Self::Folder(_) => None,
