@@ -2,6 +2,7 @@
 //! responses as in Fortio.
 
 mod behavior;
+mod burst;
 mod http1;
 mod http2;
 

@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 use prost::Message as _;
 use tokio::{sync::mpsc, task::LocalSet};
 
-use super::behavior::Behavior;
+use super::{behavior::Behavior, burst};
 use crate::grpc::{self, HealthResponse, PingMessage};
 
 /// Flow-control window of a connection in bytes, so large that no WINDOW_UPDATE is needed. The time of such frames, and
@@ -75,7 +75,7 @@ pub(super) fn serve(
 async fn connection(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
     let mut builder = h2::server::Builder::new();
     builder.initial_connection_window_size(WINDOW).max_concurrent_streams(MAX_STREAMS);
-    let mut connection = builder.handshake(stream).await?;
+    let mut connection = burst::Connection::handshake(stream, &builder).await?;
     while let Some(request) = connection.accept().await {
         let (request, answer) = request?;
         tokio::task::spawn_local(async { drop(answer_request(request, answer).await) });
