@@ -220,7 +220,7 @@ impl ScopeResources {
         } else {
             None
         };
-        let mut affected = self.parts_of_namespace(scope, changes, &special.services);
+        let mut affected = self.parts_of_namespace(world, scope, changes, &special.services);
         if special.names {
             affected.extend((changes.everything || changes.names).then_some(Part::Names));
         }
@@ -289,6 +289,7 @@ impl ScopeResources {
     /// Returns the parts of a namespace that the changes may affect: those that differ from the base, or did before.
     fn parts_of_namespace(
         &self,
+        world: &World,
         scope: &ClientScope,
         changes: &ChangeSet,
         special: &BTreeSet<(String, String)>,
@@ -299,11 +300,17 @@ impl ScopeResources {
             affected.extend(self.parts.keys().cloned());
             affected.extend(special.iter().map(part));
         }
-        let changed = changes.services.iter().map(part);
-        affected.extend(changed.filter(|changed| {
-            let Part::Service(namespace, name) = changed else { return false };
-            self.parts.contains_key(changed) || special.contains(&(namespace.clone(), name.clone()))
-        }));
+        for (namespace, name) in &changes.services {
+            // Services of one host have resources of the same names, which a part without resources hides.
+            let others = world.services_of_host(name).into_iter();
+            for namespace in others.chain([namespace.as_str()]) {
+                let service = (namespace.to_owned(), name.clone());
+                let changed = part(&service);
+                if self.parts.contains_key(&changed) || special.contains(&service) {
+                    affected.insert(changed);
+                }
+            }
+        }
         affected.extend((changes.names && self.parts.contains_key(&Part::Names)).then_some(Part::Names));
         let has_hosts = !changes.hosts.is_empty() || !changes.service_hosts.is_empty();
         let routes = changes.affects_all_routes() || (has_hosts && !scope.routes_by_host());

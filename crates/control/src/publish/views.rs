@@ -284,7 +284,11 @@ impl State {
         let mut outdated: HashSet<Arc<ProxyView>> = HashSet::new();
         for client in self.clients.values() {
             let is_named = || pods.contains(&(&*client.view.namespace, &*client.pod));
-            let is_addressed = || client.ips.iter().any(|ip| changes.addresses.contains(ip));
+            let is_addressed = || {
+                let pod = self.world.pod(&client.view.namespace, &client.pod);
+                let ips = pod.map_or(&*client.ips, |pod| &pod.spec.ips);
+                !changes.addresses.is_empty() && ips.iter().any(|ip| changes.addresses.contains(ip))
+            };
             if !changes.everything && !is_named() && !is_addressed() {
                 continue;
             }

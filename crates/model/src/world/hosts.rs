@@ -67,7 +67,7 @@ impl World {
     }
 
     /// Returns the namespaces that define a service of this full name.
-    pub(super) fn services_of_host(&self, fqdn: &str) -> BTreeSet<&str> {
+    pub fn services_of_host(&self, fqdn: &str) -> BTreeSet<&str> {
         let service = self.service_entry(fqdn).map(|entry| &*entry.object.meta.namespace);
         let of_entries = self.entry_host_services(fqdn).map(|entry| &*entry.object.meta.namespace);
         service.into_iter().chain(of_entries).collect()

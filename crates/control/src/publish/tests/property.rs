@@ -491,7 +491,10 @@ fn seeds() -> Range<u64> {
 
 #[test]
 fn each_proxy_has_the_resources_of_a_fresh_start_and_receives_no_other_changes() {
-    let (pool, seeds) = (pool(), Mutex::new(seeds()));
+    let (pool, seeds) = (pool(), seeds());
+    // A few sequences may not reach everything.
+    let reach_all = seeds.end - seeds.start >= SEEDS;
+    let seeds = Mutex::new(seeds);
     let (failures, not_woken, with_nodes) = (Mutex::new(Vec::new()), Mutex::new(0), Mutex::new(0));
     let run = || {
         while let Some(seed) = { lock(&seeds).next() } {
@@ -509,10 +512,10 @@ fn each_proxy_has_the_resources_of_a_fresh_start_and_receives_no_other_changes()
     let failures = failures.into_inner().unwrap();
     assert!(failures.is_empty(), "{} sequences fail:\n{}", failures.len(), failures.join("\n\n"));
     assert!(
-        not_woken.into_inner().unwrap() > 0,
+        !reach_all || not_woken.into_inner().unwrap() > 0,
         "every change wakes every proxy, whatever its subscriptions"
     );
-    assert!(with_nodes.into_inner().unwrap() > 0, "no proxy prefers endpoints of its node");
+    assert!(!reach_all || with_nodes.into_inner().unwrap() > 0, "no proxy prefers endpoints of its node");
 }
 
 #[test]
