@@ -90,6 +90,7 @@ tables! {
     "ProxyConfig" ProxyConfig,
     "EnvoyFilter" EnvoyFilter,
     "MeshConfig" ConfigMap,
+    "MeshNetworks" ConfigMap,
     "Service" Service,
     "Ingress" Ingress,
     "IngressClass" IngressClass,
@@ -113,9 +114,10 @@ static KINDS: LazyLock<Vec<KindFields>> = LazyLock::new(|| {
     kinds.map(|(name, kind, text)| KindFields { name, kind: *kind, fields: lines(text).collect() }).collect()
 });
 
-/// Marked fields of each kind, for validation.
+/// Marked fields of each kind, for validation; for ConfigMaps, those of the mesh configuration.
 static MARKED: LazyLock<HashMap<Kind, Marked>> = LazyLock::new(|| {
-    KINDS.iter().map(|kind| (kind.kind, Marked::of(&kind.fields))).filter(|(_, marked)| marked.any).collect()
+    let kinds = KINDS.iter().filter(|kind| kind.name != "MeshNetworks");
+    kinds.map(|kind| (kind.kind, Marked::of(&kind.fields))).filter(|(_, marked)| marked.any).collect()
 });
 
 /// Returns the fields of all kinds.
@@ -127,7 +129,7 @@ pub fn kinds() -> &'static [KindFields] {
 pub(crate) fn mesh_setting(path: &str) -> Option<Support> {
     let bare: String =
         path.split('[').map(|part| part.split_once(']').map_or(part, |(_, rest)| rest)).collect();
-    let mesh = KINDS.iter().find(|kind| kind.kind == Kind::ConfigMap)?;
+    let mesh = KINDS.iter().find(|kind| kind.name == "MeshConfig")?;
     let of = |path: &str| mesh.fields.iter().find(|field| field.path == path && field.value.is_none());
     let above = bare.rmatch_indices('.').map(|(end, _)| &bare[..end]);
     [bare.as_str()].into_iter().chain(above).find_map(of).map(|field| field.support)
@@ -140,7 +142,7 @@ pub(crate) fn proxy_setting(name: &str) -> Option<&'static FieldRow> {
 
 /// Returns the line of a setting of the mesh configuration about which validation reports something.
 pub(crate) fn reported_mesh_setting(path: &str) -> Option<&'static FieldRow> {
-    let mesh = KINDS.iter().find(|kind| kind.kind == Kind::ConfigMap)?;
+    let mesh = KINDS.iter().find(|kind| kind.name == "MeshConfig")?;
     let is_it = |field: &&FieldRow| field.path == path;
     mesh.fields.iter().filter(|field| field.is_reported() && field.value.is_none()).find(is_it)
 }

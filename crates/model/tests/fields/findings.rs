@@ -25,14 +25,16 @@ fn a_marked_field_gives_a_finding() {
             let found = parse(&text, "sample").diagnostics;
             let is_it = |at: &str, code: Code, severity: Severity| {
                 let at = without_positions(at);
-                let at = at.strip_prefix("spec.").or_else(|| at.strip_prefix("data.mesh.")).unwrap_or(&at);
+                let starts = ["spec.", "data.mesh.", "data.meshNetworks."];
+                let at = starts.iter().find_map(|start| at.strip_prefix(start)).unwrap_or(&at);
                 let right = match field.support {
                     Support::Refused => severity == Severity::Error,
                     Support::Deprecated => code == Code::Deprecated,
                     _ => severity == Severity::Warning,
                 };
+                let path = field.path.replace('*', "key");
                 let here =
-                    at == field.path || at.strip_prefix(field.path).is_some_and(|rest| rest.starts_with('.'));
+                    at.strip_prefix(&path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
                 right && (here || code == Code::UnsupportedKind)
             };
             if !found.iter().any(|found| is_it(&found.field, found.code, found.severity)) {
@@ -85,7 +87,8 @@ fn object(kind: &KindFields, spec: &Value) -> String {
     let of = kind.kind;
     if of == Kind::ConfigMap {
         let metadata = json!({"name": "istio", "namespace": "istio-system"});
-        return json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"mesh": spec.to_string()}})
+        let key = if kind.name == "MeshNetworks" { "meshNetworks" } else { "mesh" };
+        return json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {key: spec.to_string()}})
             .to_string();
     }
     let version = match of.group() {

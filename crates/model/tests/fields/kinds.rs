@@ -26,6 +26,7 @@ pub(crate) fn traced(name: &str) -> Vec<Traced> {
         "ProxyConfig" => fields::<api::ProxyConfig>(),
         "EnvoyFilter" => fields::<api::EnvoyFilter>(),
         "MeshConfig" => fields::<api::MeshConfig>(),
+        "MeshNetworks" => fields::<api::mesh_networks::MeshNetworks>(),
         "Service" => of_service(),
         "Ingress" => fields::<api::Ingress>(),
         "IngressClass" => fields::<api::IngressClass>(),

@@ -67,6 +67,7 @@ where
         field.value.map_or(last, |value| value.split('[').next().unwrap_or(value).trim_end_matches(".NAME"));
     let of = match kind.name {
         "MeshConfig" => "istio-system",
+        "MeshNetworks" => "meshNetworks",
         "Gateway of Gateway API" => "gateway.networking.k8s.io",
         name => name,
     };
