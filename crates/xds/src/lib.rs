@@ -10,6 +10,7 @@
 //! - `aliases`: names by which virtual hosts are found.
 //! - [`layer`]: resources and their changes.
 //! - [`interest`]: selects the streams that a change may concern.
+//! - `digits`: numbers as text.
 //! - `wire`: messages as bytes.
 //! - [`limits`]: limits of the memory and CPU time that a client may use.
 //! - [`grpc`]: gRPC calls over one connection.
@@ -19,6 +20,7 @@
 mod aliases;
 pub mod certificates;
 pub mod client;
+mod digits;
 pub mod grpc;
 pub mod interest;
 pub mod kind;

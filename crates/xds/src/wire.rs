@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    ops::Deref,
     sync::Arc,
 };
 
@@ -15,7 +16,11 @@ use prost::{
     encoding::{WireType, encode_key, encode_varint, encoded_len_varint},
 };
 
-use crate::{kind::Kind, resource::Resource};
+use crate::{
+    digits::{Decimal, hex},
+    kind::Kind,
+    resource::Resource,
+};
 
 /// Methods of the aggregated discovery service for each form.
 pub(crate) const DELTA: &str =
@@ -44,6 +49,9 @@ const SERVER: &str = "skysail";
 /// Length of [`Resource::version_text`].
 const VERSION_LEN: usize = 16;
 
+/// Maximum length of a nonce: 20 decimal digits, a hyphen, 16 hexadecimal digits.
+const MAX_NONCE: usize = 37;
+
 /// Form of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
@@ -65,6 +73,13 @@ pub(crate) struct Push {
     pub(crate) shared: EncodedSequence,
     /// Incremental only.
     pub(crate) removed: Vec<Arc<str>>,
+}
+
+/// Text of a nonce.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NonceText {
+    bytes: [u8; MAX_NONCE],
+    length: usize,
 }
 
 /// A sequence of resources as encoded in a response, once for all streams that are sent the same.
@@ -156,6 +171,29 @@ impl Part {
     }
 }
 
+impl NonceText {
+    /// Joins parts; one that does not fit is left out.
+    pub(crate) fn of(parts: &[&[u8]]) -> Self {
+        let mut text = Self { bytes: [0; MAX_NONCE], length: 0 };
+        for part in parts {
+            let end = text.length + part.len();
+            if let Some(place) = text.bytes.get_mut(text.length..end) {
+                place.copy_from_slice(part);
+                text.length = end;
+            }
+        }
+        text
+    }
+}
+
+impl Deref for NonceText {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.bytes.get(..self.length).unwrap_or_default()
+    }
+}
+
 impl Push {
     /// Returns the number of resources.
     pub(crate) fn count(&self) -> usize {
@@ -167,7 +205,7 @@ impl Push {
     }
 
     /// Encodes the `DeltaDiscoveryResponse` or `DiscoveryResponse` as a gRPC message.
-    pub(crate) fn encode(self, nonce: String) -> Pieces {
+    pub(crate) fn encode(self, nonce: NonceText) -> Pieces {
         let copied = |resource: &&Arc<Resource>| resource.body.len() < BY_REFERENCE;
         let copies: usize = self.resources.iter().filter(copied).map(|resource| resource.body.len()).sum();
         let room = 256 + 160 * self.resources.len() + 64 * self.removed.len() + copies;
@@ -175,8 +213,8 @@ impl Push {
         let removed = self.removed.iter().map(|name| text_len(name));
         let length = entries.chain(removed).sum::<usize>()
             + self.shared.length
-            + text_len(&self.number.to_string())
-            + text_len(&nonce)
+            + nested_len(Decimal::new(self.number).as_bytes().len())
+            + nested_len(nonce.len())
             + text_len(self.kind.url())
             + if self.is_first() { nested_len(text_len(SERVER)) } else { 0 };
         Pieces { push: self, nonce, length, room, next: 0, open: BytesMut::new(), body: None }
@@ -188,7 +226,7 @@ impl Push {
 #[derive(Debug)]
 pub(crate) struct Pieces {
     push: Push,
-    nonce: String,
+    nonce: NonceText,
     length: usize,
     /// Estimate of the bytes that are still to be copied.
     room: usize,
@@ -216,9 +254,9 @@ impl Pieces {
             out.put_u8(NOT_COMPRESSED);
             // No client can receive a longer message.
             out.put_u32(u32::try_from(self.length).unwrap_or(u32::MAX));
-            text(1, &number.to_string(), out);
+            bytes(1, Decimal::new(*number).as_bytes(), out);
             text(4, kind.url(), out);
-            text(5, &self.nonce, out);
+            bytes(5, &self.nonce, out);
             if self.push.is_first() {
                 header(7, text_len(SERVER), out);
                 text(1, SERVER, out);
@@ -251,9 +289,16 @@ impl Iterator for Pieces {
         if self.open.capacity() < self.room.min(2 * BY_REFERENCE) {
             self.open.reserve(self.room.min(PIECE_LENGTH + BY_REFERENCE));
         }
-        while self.open.len() < PIECE_LENGTH && self.body.is_none() && self.write() {}
+        let mut is_last = false;
+        while self.open.len() < PIECE_LENGTH && self.body.is_none() && !is_last {
+            is_last = !self.write();
+        }
         self.room = self.room.saturating_sub(self.open.len());
-        if self.open.is_empty() { self.body.take() } else { Some(self.open.split().freeze()) }
+        if self.open.is_empty() {
+            return self.body.take();
+        }
+        // The last piece needs no counted reference to the rest of the buffer.
+        Some(if is_last { std::mem::take(&mut self.open) } else { self.open.split() }.freeze())
     }
 }
 
@@ -270,7 +315,7 @@ fn entry_len(form: Form, resource: &Resource) -> usize {
 fn entry_start(form: Form, resource: &Resource, out: &mut BytesMut) {
     header(2, entry_len(form, resource), out);
     if form == Form::Delta {
-        text(1, &resource.version_text(), out);
+        bytes(1, &hex(resource.version), out);
         text(3, &resource.name, out);
         header(2, any_len(resource), out);
     }
@@ -298,8 +343,12 @@ fn header(field: u32, length: usize, out: &mut BytesMut) {
 }
 
 fn text(field: u32, text: &str, out: &mut BytesMut) {
-    header(field, text.len(), out);
-    out.put_slice(text.as_bytes());
+    bytes(field, text.as_bytes(), out);
+}
+
+fn bytes(field: u32, content: &[u8], out: &mut BytesMut) {
+    header(field, content.len(), out);
+    out.put_slice(content);
 }
 
 /// Fields of `DeltaDiscoveryRequest` that the server uses. The node is decoded only in the first request of a stream.
@@ -451,7 +500,7 @@ mod tests {
 
     /// Returns the message as a gRPC client reads it.
     fn message(push: &Push) -> Vec<u8> {
-        let pieces = push.clone().encode("7-nonce".into());
+        let pieces = push.clone().encode(NonceText::of(&[b"7-nonce"]));
         let length = pieces.message_len();
         let bytes = pieces.collect::<Vec<_>>().concat();
         assert_eq!(bytes[0], NOT_COMPRESSED);
@@ -466,7 +515,7 @@ mod tests {
         let all =
             (0..1_000).map(|number| Resource::from_body(Kind::Cluster, &number.to_string(), body.clone()));
         let (push, _) = push(Form::Delta);
-        let mut pieces = Push { resources: all.collect(), ..push }.encode("7-nonce".into());
+        let mut pieces = Push { resources: all.collect(), ..push }.encode(NonceText::of(&[b"7-nonce"]));
         let (length, mut taken) = (pieces.message_len(), 0);
         for number in 1.. {
             let Some(piece) = pieces.next() else { break };
