@@ -18,6 +18,21 @@ pub(crate) struct ObjectMeta {
     pub(crate) deletion_timestamp: Option<String>,
     pub(crate) uid: Option<String>,
     pub(crate) owner_references: Vec<OwnerReference>,
+    // Fields that a cluster sets or that concern it alone.
+    #[serde(rename = "generation")]
+    _generation: Ignored,
+    #[serde(rename = "resourceVersion")]
+    _resource_version: Ignored,
+    #[serde(rename = "generateName")]
+    _generate_name: Ignored,
+    #[serde(rename = "finalizers")]
+    _finalizers: Ignored,
+    #[serde(rename = "managedFields")]
+    _managed_fields: Ignored,
+    #[serde(rename = "deletionGracePeriodSeconds")]
+    _deletion_grace_period: Ignored,
+    #[serde(rename = "selfLink")]
+    _self_link: Ignored,
 }
 
 /// Owner of an object.
@@ -385,5 +400,33 @@ pub(crate) struct Ignored;
 impl From<serde::de::IgnoredAny> for Ignored {
     fn from(_: serde::de::IgnoredAny) -> Self {
         Self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::parse;
+
+    #[test]
+    fn an_object_as_a_cluster_has_it_is_accepted() {
+        let metadata = "{name: a, namespace: b, uid: c, generation: 2, resourceVersion: '3', generateName: a-, \
+            creationTimestamp: '2026-01-01T00:00:00Z', finalizers: [d], managedFields: [{manager: e}]}";
+        for (kind, spec) in [
+            (
+                "gateway.networking.k8s.io/v1\nkind: Gateway",
+                "{gatewayClassName: skysail, listeners: [{name: a, port: 80, protocol: HTTP}]}",
+            ),
+            (
+                "networking.istio.io/v1\nkind: VirtualService",
+                "{hosts: [a], http: [{route: [{destination: {host: a}}]}]}",
+            ),
+        ] {
+            let text = format!(
+                "apiVersion: {kind}\nmetadata: {metadata}\nspec: {spec}\nstatus: {{observedGeneration: 1}}\n"
+            );
+            let parsed = parse(&text, "a.yaml");
+            assert_eq!(parsed.diagnostics, [], "{text}");
+            assert_eq!(parsed.objects.len(), 1);
+        }
     }
 }
