@@ -6,6 +6,7 @@
 
 mod authority;
 mod cluster;
+mod gateways;
 mod injection;
 mod install;
 mod replica;

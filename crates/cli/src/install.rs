@@ -45,6 +45,10 @@ pub(crate) struct InstallArgs {
     /// A CNI plugin on the nodes redirects connections, instead of an init container in each pod.
     #[arg(long)]
     cni: bool,
+    /// The control plane deploys no proxies for Gateways of Gateway API, and has no permission to create Deployments,
+    /// Services and ServiceAccounts.
+    #[arg(long)]
+    no_gateway_deployments: bool,
     /// Number of replicas of the control plane [default: 1 to 5, by their CPU usage].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     replicas: Option<u32>,
@@ -147,6 +151,7 @@ impl InstallArgs {
             control_image: image(&self.control_image, Program::Skysaild)?,
             proxy_image: image(&self.proxy_image, Program::SkysailProxy)?,
             cni: self.cni,
+            deploys_gateways: !self.no_gateway_deployments,
             replicas: self.replicas,
             arguments: self.control_options.clone(),
             plain_port: None,

@@ -25,7 +25,7 @@ use skysail_core::{
     trim,
 };
 use skysail_identity::{Authority, Live, rotation::Lifetimes};
-use skysail_inject::SYSTEM_NAMESPACES;
+use skysail_inject::{SYSTEM_NAMESPACES, Settings};
 use skysail_kubernetes::{ApiServer, Candidate, Cluster, WatchedKind};
 use skysail_model::api::Kind;
 use skysail_source::{FileChange, Folders};
@@ -43,6 +43,7 @@ use crate::{
     certificates::CertificateSigner,
     cluster_status::StatusWriter,
     discovery::Discovery,
+    gateway_deployments::GatewayDeployer,
     jwks::{KeyFetcher, KeySets},
     metrics::Metrics,
     prefetch::PrefetchHistory,
@@ -87,8 +88,8 @@ async fn serve(args: Args) -> anyhow::Result<()> {
         }
     };
     let (trigger, shutdown) = shutdown::channel();
-    let certificate = plane.listen(shutdown).await?;
-    let leadership = plane.start_background_tasks(sources, certificate)?;
+    let (certificate, injection) = plane.listen(shutdown).await?;
+    let leadership = plane.start_background_tasks(sources, certificate, injection)?;
     let signal = terminate.await?;
     info!(signal, "shutting down");
     if let Some(leadership) = leadership {
@@ -157,9 +158,9 @@ impl ControlPlane {
         ))
     }
 
-    /// Opens all ports and starts their services. Returns the control plane's own certificate; the caller starts its
-    /// renewal.
-    async fn listen(&self, shutdown: Shutdown) -> anyhow::Result<ServerCertificate> {
+    /// Opens all ports and starts their services. Returns the control plane's own certificate, of which the caller starts
+    /// the renewal, and the settings of injection.
+    async fn listen(&self, shutdown: Shutdown) -> anyhow::Result<(ServerCertificate, Option<Settings>)> {
         let Self { args, audit, .. } = self;
         let token_keys = TokenKeys {
             key: args.token_key.clone(),
@@ -192,11 +193,11 @@ impl ControlPlane {
         let admin = bind(args, args.admin_port, "admin")?;
         tokio::spawn(token_keys.follow(key_texts, Arc::clone(audit)));
         tokio::spawn(admin::serve(admin, pages, access));
-        if let Some(settings) = injection {
+        if let Some(settings) = injection.clone() {
             let listener = bind(args, args.injection.injection_port, "sidecar injection (TLS)")?;
             tokio::spawn(webhook::serve(listener, certificate.webhook_config()?, settings));
         }
-        Ok(certificate)
+        Ok((certificate, injection))
     }
 
     /// Returns the API server that decides about tokens: that of the cluster, unless keys are given.
@@ -259,6 +260,7 @@ impl ControlPlane {
         &self,
         Sources { folders, cluster }: Sources,
         certificate: ServerCertificate,
+        injection: Option<Settings>,
     ) -> anyhow::Result<Option<Leadership>> {
         let Self { audit, publisher, authority, .. } = self;
         tokio::spawn(record_authority_changes(Arc::clone(authority), Arc::clone(audit)));
@@ -288,13 +290,22 @@ impl ControlPlane {
         let (publications, published) = watch::channel(());
         let statuses = cluster.statuses();
         tokio::spawn(watch_cluster(cluster, Arc::clone(publisher), publications));
-        if !self.args.write_status {
+        let deployed = injection.filter(|_| self.args.deploy_gateways);
+        if !self.args.write_status && deployed.is_none() {
             return Ok(None);
         }
         let (mut leadership, leads) = Leadership::start(server, &self.args.namespace()?);
-        let publisher = Arc::clone(publisher);
-        let writer = StatusWriter { publisher, statuses, leads, published };
-        leadership.tasks.push(tokio::spawn(writer.run()));
+        if let Some(settings) = deployed {
+            let (publisher, server) = (Arc::clone(publisher), server.clone());
+            let (statuses, leads, published) = (Arc::clone(&statuses), leads.clone(), published.clone());
+            let deployer = GatewayDeployer { publisher, server, statuses, settings, leads, published };
+            leadership.tasks.push(tokio::spawn(deployer.run()));
+        }
+        if self.args.write_status {
+            let publisher = Arc::clone(publisher);
+            let writer = StatusWriter { publisher, statuses, leads, published };
+            leadership.tasks.push(tokio::spawn(writer.run()));
+        }
         Ok(Some(leadership))
     }
 

@@ -36,6 +36,10 @@ pub struct Args {
     /// so: the holder of the Lease skysail-leader in the namespace of the control plane.
     #[arg(long)]
     pub write_status: bool,
+    /// Deploy the proxies of Gateways of Gateway API on the watched cluster: for each Gateway a ServiceAccount, a Deployment
+    /// and a Service of its own. The holder of the Lease does so. Needs --injection-image.
+    #[arg(long, requires = "injection_image")]
+    pub deploy_gateways: bool,
     /// Directory with objects that a program has generated from those of --config; watched. Messages about a generated
     /// object name its source in --config.
     #[arg(long, value_name = "DIR")]

@@ -28,6 +28,7 @@ mod cluster_status;
 mod config_dump;
 mod debug;
 mod discovery;
+mod gateway_deployments;
 mod handshakes;
 mod jwks;
 mod metrics;

@@ -34,6 +34,32 @@ pub struct Owner {
     pub namespace: String,
 }
 
+/// Proxy that a pod gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Template {
+    /// A proxy beside the containers of a workload.
+    #[default]
+    Sidecar,
+    /// A gateway: the proxy is the workload.
+    Gateway,
+}
+
+impl Template {
+    fn of(annotations: &Annotations) -> Result<Self, InjectError> {
+        let names: Vec<&str> = annotations
+            .get(TEMPLATES)
+            .into_iter()
+            .flat_map(|names| names.split(','))
+            .map(str::trim)
+            .collect();
+        match names[..] {
+            [] | ["sidecar"] => Ok(Self::Sidecar),
+            ["gateway"] => Ok(Self::Gateway),
+            _ => Err(InjectError::Template(names.join(","))),
+        }
+    }
+}
+
 /// How connections reach the sidecar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -72,7 +98,9 @@ pub enum InjectError {
     #[error("proxy configuration: {0}")]
     Config(String),
     /// The pod asks for another template.
-    #[error("annotation {TEMPLATES}: there is no template {0:?}; remove the annotation, or write sidecar")]
+    #[error(
+        "annotation {TEMPLATES}: there is no template {0:?}; remove the annotation, or write sidecar or gateway"
+    )]
     Template(String),
     /// The object is no pod.
     #[error("{0}")]
@@ -86,6 +114,7 @@ pub(crate) struct Plan<'a> {
     /// Proxy configuration: that of the mesh, overridden by the pod.
     pub(crate) config: Map<String, Value>,
     pub(crate) image: String,
+    pub(crate) template: Template,
     pub(crate) mode: Mode,
     pub(crate) native: bool,
     pub(crate) network: String,
@@ -105,17 +134,13 @@ impl<'a> Plan<'a> {
         settings: &'a Settings,
     ) -> Result<Self, InjectError> {
         let annotations = Annotations::of(pod)?;
-        if let Some(other) = annotations
-            .get(TEMPLATES)
-            .and_then(|names| names.split(',').map(str::trim).find(|name| *name != "sidecar"))
-        {
-            return Err(InjectError::Template(other.to_owned()));
-        }
+        let template = Template::of(&annotations)?;
         let config = proxy_config(&annotations, settings)?;
         let text = |name: &str| config.get(name).and_then(Value::as_str);
         let mode = annotations.get("sidecar.istio.io/interceptionMode").or_else(|| text("interceptionMode"));
         let mode = Mode::parse(mode.unwrap_or("REDIRECT"))?;
         let native = annotations.boolean("sidecar.istio.io/nativeSidecar");
+        let native = template == Template::Sidecar && native.unwrap_or(settings.native_sidecars);
         let image = annotations.get("sidecar.istio.io/proxyImage").filter(|image| image.contains('/'));
         let labels = text_map(&pod["metadata"]["labels"]);
         let label = |name: &str| labels.get(name).map(|text| (*text).to_owned());
@@ -130,7 +155,8 @@ impl<'a> Plan<'a> {
             settings,
             image: image.unwrap_or(&settings.image).to_owned(),
             mode,
-            native: native.unwrap_or(settings.native_sidecars),
+            template,
+            native,
             network: label(NETWORK).unwrap_or_else(|| settings.network.clone()),
             workload_name: label("service.istio.io/workload-name").unwrap_or_else(|| owner.name.clone()),
             status_port: status.unwrap_or_else(|| settings.status_port()),
@@ -141,6 +167,10 @@ impl<'a> Plan<'a> {
             config,
             annotations,
         })
+    }
+
+    pub(crate) fn is_sidecar(&self) -> bool {
+        self.template == Template::Sidecar
     }
 
     /// Returns the variables of `proxyMetadata`.
@@ -159,7 +189,7 @@ impl<'a> Plan<'a> {
 
     pub(crate) fn rewrites_probes(&self) -> bool {
         let own = self.annotations.boolean("sidecar.istio.io/rewriteAppHTTPProbers");
-        self.status_port > 0 && own.unwrap_or(self.settings.rewrite_probes)
+        self.is_sidecar() && self.status_port > 0 && own.unwrap_or(self.settings.rewrite_probes)
     }
 
     pub(crate) fn merges_metrics(&self) -> bool {
@@ -169,7 +199,8 @@ impl<'a> Plan<'a> {
 
     /// Returns whether an ordinary sidecar is the first container, and the others wait for it.
     pub(crate) fn holds(&self) -> bool {
-        self.config.get("holdApplicationUntilProxyStarts").and_then(Value::as_bool).unwrap_or(false)
+        self.is_sidecar()
+            && self.config.get("holdApplicationUntilProxyStarts").and_then(Value::as_bool).unwrap_or(false)
     }
 
     /// Returns the warnings about a pod and its containers.

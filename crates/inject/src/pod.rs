@@ -121,11 +121,13 @@ impl Plan<'_> {
         let revision =
             first(&["service.istio.io/canonical-revision", "app.kubernetes.io/version", "version"], "latest");
         for (name, value) in [
-            ("security.istio.io/tlsMode", "istio"),
             ("service.istio.io/canonical-name", &canonical),
             ("service.istio.io/canonical-revision", &revision),
         ] {
-            labels.entry(name).or_insert_with(|| value.into());
+            labels.entry(name).or_insert_with(|| value.as_str().into());
+        }
+        if self.is_sidecar() {
+            labels.entry("security.istio.io/tlsMode").or_insert_with(|| "istio".into());
         }
         if !self.network.is_empty() {
             labels.insert(NETWORK.into(), self.network.as_str().into());

@@ -87,6 +87,9 @@ fn arguments(plan: &Plan<'_>) -> Result<Vec<String>, InjectError> {
     };
     let mut arguments: Vec<String> =
         ["--discovery", address, "--ca-root", ROOT_FILE, "--token", TOKEN_FILE].map(str::to_owned).into();
+    if !plan.is_sidecar() {
+        arguments.extend(["--node-type", "router"].map(str::to_owned));
+    }
     if let Some(level) = plan.annotations.get("sidecar.istio.io/logLevel") {
         arguments.extend(["--log-level".to_owned(), level.to_owned()]);
     }

@@ -18,9 +18,9 @@ const VALIDATION: &str = "istio-validation";
 /// User id 0, which may change the rules of the pod's network.
 const ROOT: u64 = 0;
 
-/// Returns the init container; `None` if no connections are redirected.
+/// Returns the init container; `None` if no connections are redirected, as in a gateway.
 pub(crate) fn container(plan: &Plan<'_>) -> Option<Value> {
-    if plan.mode == Mode::None {
+    if plan.mode == Mode::None || !plan.is_sidecar() {
         return None;
     }
     let cni = plan.settings.interceptor == Interceptor::Cni;

@@ -40,6 +40,11 @@ fn an_ordinary_sidecar_is_held_or_comes_last() {
 }
 
 #[test]
+fn a_gateway_is_a_router_without_interception() {
+    check("gateway", &settings());
+}
+
+#[test]
 fn a_container_of_the_user_overrides_fields() {
     check("overrides", &settings());
 }

@@ -126,6 +126,7 @@ pub(crate) fn all(target: &Target) -> Vec<Object> {
         control_image: image.clone(),
         proxy_image: image,
         cni: false,
+        deploys_gateways: true,
         replicas: None,
         arguments,
         plain_port: None,

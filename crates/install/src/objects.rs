@@ -33,7 +33,7 @@ pub(crate) const REVISION: &str = "istio.io/rev";
 pub fn objects(installation: &Installation) -> Vec<Object> {
     let Target { namespace, .. } = &installation.target;
     let mut objects = vec![Object::new(ObjectKind::NAMESPACE, "", namespace, json!({}))];
-    objects.extend(permissions::objects(&installation.target));
+    objects.extend(permissions::objects(installation));
     objects.extend(workload::objects(installation));
     objects.push(webhook::configuration(&installation.target));
     objects

@@ -30,6 +30,8 @@ pub struct Installation {
     pub proxy_image: String,
     /// Whether a CNI plugin redirects connections, instead of an init container.
     pub cni: bool,
+    /// Whether the control plane deploys the proxies of Gateways.
+    pub deploys_gateways: bool,
     /// Number of replicas of the control plane. `None`: a HorizontalPodAutoscaler decides.
     pub replicas: Option<u32>,
     /// Further options of skysaild.

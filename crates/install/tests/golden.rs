@@ -28,6 +28,7 @@ fn default() -> Installation {
         control_image: "registry.example/skysaild:1".into(),
         proxy_image: "registry.example/skysail-proxy:1".into(),
         cni: false,
+        deploys_gateways: true,
         replicas: None,
         arguments: Vec::new(),
         plain_port: None,
@@ -44,6 +45,7 @@ fn another_revision_with_all_settings() {
     let installation = Installation {
         target: Target::new("mesh", "canary").unwrap(),
         cni: true,
+        deploys_gateways: false,
         replicas: Some(3),
         arguments: vec!["--plain-port=15010".into()],
         plain_port: Some(15_010),

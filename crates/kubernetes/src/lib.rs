@@ -6,12 +6,14 @@
 //! |---|---|
 //! | [`watch`] | objects and their changes |
 //! | [`status`] | the status of objects |
+//! | [`owned`] | objects that belong to another object |
 //! | [`tokens`] | service account tokens |
 //! | [`secrets`] | Secrets with the certificate authority |
 //! | [`roots`] | the trust bundle in namespaces and webhooks |
 //! | [`election`] | the leader of several replicas |
 
 mod election;
+mod owned;
 mod roots;
 mod secrets;
 mod status;
@@ -27,6 +29,7 @@ use kube::{
 
 pub use self::{
     election::Candidate,
+    owned::{ObjectOwner, OwnedError},
     secrets::{SecretError, Secrets, StoredSecret},
     status::{ClusterObject, ObservedStatus, StatusWrite, Statuses, timestamp},
     tokens::{Review, TokenError, TokenIssuer},

@@ -39,6 +39,8 @@ pub struct ClusterObject {
 pub struct ObservedStatus {
     /// The status; null if there is none.
     pub status: Value,
+    /// `metadata.uid` of the object.
+    pub uid: String,
     version: String,
     resource: Arc<ApiResource>,
 }
@@ -120,6 +122,7 @@ impl Statuses {
     ) {
         let observed = ObservedStatus {
             status: read.data.get("status").cloned().unwrap_or_default(),
+            uid: read.metadata.uid.clone().unwrap_or_default(),
             version: read.metadata.resource_version.clone().unwrap_or_default(),
             resource: Arc::clone(resource),
         };

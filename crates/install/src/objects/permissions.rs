@@ -9,7 +9,7 @@ use skysail_model::api::Kind;
 use super::{AUTHORITY, ROOTS, labels};
 use crate::{
     object::{Object, ObjectKind},
-    settings::Target,
+    settings::Installation,
 };
 
 /// Webhook configurations.
@@ -21,7 +21,8 @@ const LEASE: &str = "skysail-leader";
 const GROUP: &str = "rbac.authorization.k8s.io";
 
 /// Returns the service account, the roles and their bindings.
-pub(super) fn objects(target: &Target) -> Vec<Object> {
+pub(super) fn objects(installation: &Installation) -> Vec<Object> {
+    let target = &installation.target;
     let metadata = json!({ "labels": labels(target) });
     let (name, everywhere, namespace) = (&target.name(), &target.cluster_name(), &target.namespace);
     let object = |kind, name: &str, mut fields: Value| {
@@ -33,7 +34,7 @@ pub(super) fn objects(target: &Target) -> Vec<Object> {
     let binding = |role: Value| json!({ "roleRef": role, "subjects": subjects });
     vec![
         object(ObjectKind::SERVICE_ACCOUNT, name, json!({})),
-        object(ObjectKind::CLUSTER_ROLE, everywhere, json!({ "rules": cluster_rules(target) })),
+        object(ObjectKind::CLUSTER_ROLE, everywhere, json!({ "rules": cluster_rules(installation) })),
         object(ObjectKind::CLUSTER_ROLE_BINDING, everywhere, binding(role("ClusterRole", everywhere))),
         object(ObjectKind::ROLE, name, json!({ "rules": namespace_rules() })),
         object(ObjectKind::ROLE_BINDING, name, binding(role("Role", name))),
@@ -46,7 +47,7 @@ pub(super) fn watched_kinds() -> impl Iterator<Item = Kind> {
 }
 
 /// Returns what the control plane may do in all namespaces.
-fn cluster_rules(target: &Target) -> Vec<Value> {
+fn cluster_rules(installation: &Installation) -> Vec<Value> {
     let mut by_group: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for kind in watched_kinds() {
         // The plural does not depend on the version.
@@ -67,7 +68,7 @@ fn cluster_rules(target: &Target) -> Vec<Value> {
         named(rule("", &["configmaps"], &["patch"]), ROOTS),
         // The trust bundle for the API server (caBundle).
         rule(ADMISSION, &[WEBHOOKS], &["list", "watch"]),
-        named(rule(ADMISSION, &[WEBHOOKS], &["update"]), &target.webhook()),
+        named(rule(ADMISSION, &[WEBHOOKS], &["update"]), &installation.target.webhook()),
         // The status of objects.
         rule("gateway.networking.k8s.io", &statuses, &["patch"]),
         rule("networking.k8s.io", &["ingresses/status"], &["patch"]),
@@ -76,6 +77,11 @@ fn cluster_rules(target: &Target) -> Vec<Value> {
         json!({ "nonResourceURLs": ["/.well-known/openid-configuration", "/openid/v1/jwks"],
                 "verbs": ["get"] }),
     ]);
+    if installation.deploys_gateways {
+        let verbs = ["get", "create", "patch"];
+        rules.push(rule("", &["serviceaccounts", "services"], &verbs));
+        rules.push(rule("apps", &["deployments"], &verbs));
+    }
     rules
 }
 

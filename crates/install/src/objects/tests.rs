@@ -18,6 +18,7 @@ fn installation(revision: &str, replicas: Option<u32>) -> Installation {
         control_image: "localhost/skysaild:1".into(),
         proxy_image: "localhost/skysail-proxy:1".into(),
         cni: false,
+        deploys_gateways: true,
         replicas,
         arguments: vec!["--cert-ttl=12h".into()],
         plain_port: Some(15_010),
@@ -99,7 +100,9 @@ fn the_control_plane_may_watch_what_it_reads_and_no_workloads() {
     let writes = rules.iter().filter(|rule| !rule["resourceNames"].is_null());
     let writes: BTreeSet<_> = writes.map(|rule| rule["resourceNames"].to_string()).collect();
     assert_eq!(writes, [r#"["istio-ca-root-cert"]"#, r#"["skysail-injector"]"#].map(str::to_owned).into());
-    assert!(!may("list", "apps", "deployments"));
+    assert!(!may("list", "apps", "deployments") && may("create", "apps", "deployments"));
+    let without = Installation { deploys_gateways: false, ..installation("default", None) };
+    assert!(!self::objects(&without).iter().any(|object| object.value().to_string().contains("\"apps\"")));
 }
 
 #[test]

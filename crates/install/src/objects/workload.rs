@@ -145,6 +145,9 @@ pub(super) fn arguments(installation: &Installation) -> Vec<String> {
     ] {
         arguments.push(format!("{name}={value}"));
     }
+    if installation.deploys_gateways {
+        arguments.push("--deploy-gateways".to_owned());
+    }
     if installation.cni {
         arguments.push("--injection-cni".to_owned());
     }

@@ -3,6 +3,7 @@
 use super::{
     DerivedObjects,
     credentials::{Credentials, RefusedReference},
+    deployment::proxy_labels,
 };
 use crate::{
     api::{
@@ -23,9 +24,6 @@ pub const CONTROLLERS: &[&str] = &["istio.io/gateway-controller", "skysail.io/ga
 /// Classes that need no GatewayClass object.
 const CLASSES: &[&str] = &["istio", "skysail"];
 
-/// Label of the proxies of a Gateway, with its name.
-const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
-
 /// Option that selects the mode of terminated TLS.
 const TERMINATE_MODE: &str = "gateway.istio.io/tls-terminate-mode";
 
@@ -36,7 +34,7 @@ pub(super) struct GatewayListener<'a> {
     pub(super) kind: Kind,
     pub(super) meta: &'a Meta,
     origin: &'a Origin,
-    gateway: &'a api::Typed<KubernetesGateway>,
+    pub(super) gateway: &'a api::Typed<KubernetesGateway>,
     pub(super) listener: &'a Listener,
     /// Credentials of TLS, or the reason for which they are refused.
     pub(super) credentials: Result<Credentials, RefusedReference>,
@@ -169,7 +167,7 @@ impl World {
         if let Some(service) = service.filter(|service| !service.spec.selector.is_empty()) {
             return (service.spec.selector.clone(), service.meta.namespace.clone());
         }
-        (Labels::from([(GATEWAY_NAME.to_owned(), gateway.meta.name.clone())]), own.clone())
+        (proxy_labels(&gateway.meta.name), own.clone())
     }
 }
 

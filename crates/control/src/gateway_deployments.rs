@@ -1,0 +1,306 @@
+//! Deploys the proxies of Gateways on a cluster: a ServiceAccount, a Deployment and a Service for each, which belong to the
+//! Gateway. The leader does so.
+//!
+//! Objects are applied when they differ from what was applied last, and at intervals, so that deleted ones come back. The
+//! pods are injected here: the webhook need not answer, and annotations of the Gateway cannot change the proxy's container.
+//! The number of replicas is left to users and autoscalers.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    convert::Infallible,
+    future::pending,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Map, Value, json};
+use skysail_core::{logging::Throttle, names::HEALTH_PORT};
+use skysail_inject::{InjectError, Owner, Settings, inject};
+use skysail_kubernetes::{ApiServer, ClusterObject, ObjectOwner, Statuses};
+use skysail_model::{
+    Kind,
+    api::gateway_api::{GROUP, ListenerProtocol},
+    world::GatewayDeployment,
+};
+use tokio::{
+    sync::watch,
+    time::{MissedTickBehavior, interval},
+};
+use tracing::{info, warn};
+
+use crate::publish::Publisher;
+
+/// Interval at which all objects are applied again, and failed ones are tried again.
+const INTERVAL: Duration = Duration::from_secs(30);
+/// Label of the deployed objects, and its value.
+const MANAGED: (&str, &str) = ("gateway.istio.io/managed", "skysail.io-gateway-controller");
+/// Port of health checks at the Service, as cloud providers expect it.
+const STATUS_PORT: &str = "status-port";
+
+/// Deploys proxies while this replica leads.
+pub(crate) struct GatewayDeployer {
+    pub(crate) publisher: Arc<Publisher>,
+    pub(crate) server: ApiServer,
+    pub(crate) statuses: Arc<Statuses>,
+    pub(crate) settings: Settings,
+    /// Whether this replica is the leader.
+    pub(crate) leads: watch::Receiver<bool>,
+    /// Told after each publication of a change of the cluster's objects.
+    pub(crate) published: watch::Receiver<()>,
+}
+
+impl GatewayDeployer {
+    /// Deploys without end.
+    pub(crate) async fn run(mut self) -> Infallible {
+        let mut applied: HashMap<ClusterObject, (ObjectOwner, Vec<Value>)> = HashMap::new();
+        let lines = Throttle::new(INTERVAL);
+        let mut ticks = interval(INTERVAL);
+        let mut is_due = false;
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            while !*self.leads.borrow_and_update() {
+                applied.clear();
+                if self.leads.changed().await.is_err() {
+                    return pending().await;
+                }
+            }
+            self.published.mark_unchanged();
+            let publisher = Arc::clone(&self.publisher);
+            let read = move || publisher.with_served(|world, _| world.gateway_deployments());
+            let meant = tokio::task::spawn_blocking(read).await.unwrap_or_default();
+            applied.retain(|object, _| meant.iter().any(|of| object_of(of) == *object));
+            for deployment in meant.iter().filter(|of| self.is_own(of)) {
+                self.deploy(deployment, is_due, &mut applied, &lines).await;
+            }
+            is_due = false;
+            tokio::select! {
+                _ = self.published.changed() => {}
+                _ = ticks.tick() => is_due = true,
+                ended = self.leads.changed() => if ended.is_err() { return pending().await },
+            }
+        }
+    }
+
+    fn is_own(&self, deployment: &GatewayDeployment) -> bool {
+        match deployment.revision.as_str() {
+            "" => self.settings.is_default_revision,
+            revision => revision == self.settings.revision,
+        }
+    }
+
+    /// Applies the objects of a Gateway, if they differ from what was applied last, or `is_due`.
+    async fn deploy(
+        &self,
+        deployment: &GatewayDeployment,
+        is_due: bool,
+        applied: &mut HashMap<ClusterObject, (ObjectOwner, Vec<Value>)>,
+        lines: &Throttle,
+    ) {
+        let gateway = object_of(deployment);
+        // Without it, the Gateway comes from a file, or is gone.
+        let Some(observed) = self.statuses.get(&gateway) else { return };
+        let owner =
+            ObjectOwner { version: format!("{GROUP}/v1"), object: gateway.clone(), uid: observed.uid };
+        let result = match objects(deployment, &self.settings) {
+            Ok(meant)
+                if !is_due
+                    && applied.get(&gateway).is_some_and(|(by, last)| *by == owner && *last == meant) =>
+            {
+                return;
+            }
+            Ok(meant) => self.apply(&owner, &meant).await.map(|()| meant),
+            Err(error) => Err(error.to_string()),
+        };
+        match result {
+            Ok(meant) => {
+                if applied.insert(gateway, (owner, meant)).is_none() {
+                    let GatewayDeployment { gateway, name, .. } = deployment;
+                    info!(%gateway, deployment = name, "the proxies of a Gateway are deployed");
+                }
+            }
+            Err(error) => {
+                if let Some(more) = lines.admit(Instant::now()) {
+                    let gateway = &deployment.gateway;
+                    warn!(error, more, %gateway, "the proxies of a Gateway are not deployed; it is tried again");
+                }
+            }
+        }
+    }
+
+    async fn apply(&self, owner: &ObjectOwner, objects: &[Value]) -> Result<(), String> {
+        for object in objects {
+            if !*self.leads.borrow() {
+                return Err("another replica leads now".to_owned());
+            }
+            self.server.apply_owned(owner, object).await.map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+}
+
+fn object_of(deployment: &GatewayDeployment) -> ClusterObject {
+    ClusterObject {
+        group: GROUP.to_owned(),
+        kind: Kind::KubernetesGateway.as_str().to_owned(),
+        namespace: deployment.gateway.namespace.clone(),
+        name: deployment.gateway.name.clone(),
+    }
+}
+
+/// Returns the objects of a Gateway, in the order in which they are applied.
+fn objects(of: &GatewayDeployment, settings: &Settings) -> Result<Vec<Value>, InjectError> {
+    let labels = |own: &[(&str, &str)]| {
+        let mut labels: Map<String, Value> = texts(&of.infrastructure.labels);
+        labels.extend(texts(&of.selector));
+        labels.extend(own.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())));
+        labels
+    };
+    let object = |version: &str, kind: &str, rest: Value| {
+        let mut object = json!({ "apiVersion": version, "kind": kind, "metadata": {
+            "name": of.name, "labels": labels(&[MANAGED]), "annotations": texts(&of.infrastructure.annotations),
+        }});
+        if let (Value::Object(object), Value::Object(rest)) = (&mut object, rest) {
+            object.extend(rest);
+        }
+        object
+    };
+    let pod = pod(of, settings, labels(&[MANAGED, ("sidecar.istio.io/inject", "false")]))?;
+    Ok(vec![
+        object("v1", "ServiceAccount", json!({})),
+        object(
+            "apps/v1",
+            "Deployment",
+            json!({ "spec": { "selector": { "matchLabels": of.selector }, "template": pod } }),
+        ),
+        object("v1", "Service", json!({ "spec": service(of) })),
+    ])
+}
+
+/// Returns the pod template. Labels and annotations of users are added after the injection, which would obey them.
+fn pod(
+    of: &GatewayDeployment,
+    settings: &Settings,
+    labels: Map<String, Value>,
+) -> Result<Value, InjectError> {
+    let ports = of.ports.iter().map(|(port, _)| json!({ "containerPort": port, "protocol": "TCP" }));
+    let bare = json!({
+        "metadata": {
+            "labels": of.selector,
+            "annotations": { "inject.istio.io/templates": "gateway" },
+        },
+        "spec": {
+            "serviceAccountName": of.name,
+            // The proxy listens on the ports of the listeners without a capability.
+            "securityContext": { "sysctls": [{ "name": "net.ipv4.ip_unprivileged_port_start", "value": "0" }] },
+            "containers": [{ "name": "istio-proxy", "image": "auto", "ports": ports.collect::<Vec<_>>() }],
+        },
+    });
+    let owner = Owner {
+        api_version: "apps/v1".into(),
+        kind: "Deployment".into(),
+        name: of.name.clone(),
+        namespace: of.gateway.namespace.clone(),
+    };
+    let mut pod = inject(&bare, &owner, settings)?.pod;
+    for (field, own) in [("labels", labels), ("annotations", texts(&of.infrastructure.annotations))] {
+        if let Some(fields) = pod["metadata"][field].as_object_mut() {
+            let injected = std::mem::take(fields);
+            fields.extend(own);
+            fields.extend(injected);
+        }
+    }
+    Ok(pod)
+}
+
+fn service(of: &GatewayDeployment) -> Value {
+    let port = |name: &str, port: u16, protocol: &str| json!({ "name": name, "port": port, "protocol": "TCP", "appProtocol": protocol });
+    let mut ports = vec![port(STATUS_PORT, HEALTH_PORT, "tcp")];
+    ports.extend(of.ports.iter().filter(|(number, _)| **number != HEALTH_PORT).map(|(number, protocol)| {
+        let protocol = match protocol {
+            ListenerProtocol::Http => "http",
+            ListenerProtocol::Https => "https",
+            ListenerProtocol::Tls => "tls",
+            _ => "tcp",
+        };
+        port(&format!("{protocol}-{number}"), *number, protocol)
+    }));
+    let kind = if of.service_type.is_empty() { "LoadBalancer" } else { &of.service_type };
+    let mut service = json!({ "type": kind, "selector": of.selector, "ports": ports,
+                              "ipFamilyPolicy": "PreferDualStack" });
+    if !of.address.is_empty() {
+        service["loadBalancerIP"] = of.address.as_str().into();
+    }
+    service
+}
+
+fn texts(from: &BTreeMap<String, String>) -> Map<String, Value> {
+    from.iter().map(|(key, value)| (key.clone(), value.as_str().into())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use skysail_model::{ObjectKey, api::gateway_api::Infrastructure};
+
+    use super::*;
+
+    fn deployment() -> GatewayDeployment {
+        let texts = |pairs: &[(&str, &str)]| {
+            pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        };
+        GatewayDeployment {
+            gateway: ObjectKey {
+                kind: Kind::KubernetesGateway,
+                namespace: "edge".into(),
+                name: "web".into(),
+            },
+            revision: String::new(),
+            name: "web-skysail".into(),
+            selector: texts(&[("gateway.networking.k8s.io/gateway-name", "web")]),
+            infrastructure: Infrastructure::default(),
+            service_type: String::new(),
+            address: String::new(),
+            ports: BTreeMap::from([(80, ListenerProtocol::Http), (443, ListenerProtocol::Tls)]),
+        }
+    }
+
+    #[test]
+    fn labels_and_annotations_of_users_do_not_change_the_proxy() {
+        let plain = objects(&deployment(), &Settings::new("proxy:1")).unwrap();
+        let mut hostile = deployment();
+        hostile.infrastructure.labels.extend([
+            ("team".to_owned(), "one".to_owned()),
+            ("sidecar.istio.io/inject".to_owned(), "true".to_owned()),
+            ("gateway.networking.k8s.io/gateway-name".to_owned(), "other".to_owned()),
+        ]);
+        hostile.infrastructure.annotations.extend([
+            ("sidecar.istio.io/userVolume".to_owned(), r#"{"host":{"hostPath":{"path":"/"}}}"#.to_owned()),
+            ("sidecar.istio.io/proxyImage".to_owned(), "evil/image".to_owned()),
+            ("inject.istio.io/templates".to_owned(), "sidecar".to_owned()),
+        ]);
+        let hostile = objects(&hostile, &Settings::new("proxy:1")).unwrap();
+        let template = |objects: &[Value]| objects[1]["spec"]["template"].clone();
+        assert_eq!(template(&plain)["spec"], template(&hostile)["spec"]);
+        let labels = &template(&hostile)["metadata"]["labels"];
+        assert_eq!(labels["team"], "one");
+        assert_eq!(labels["sidecar.istio.io/inject"], "false");
+        assert_eq!(labels["gateway.networking.k8s.io/gateway-name"], "web");
+        assert_eq!(template(&hostile)["metadata"]["annotations"]["inject.istio.io/templates"], "gateway");
+    }
+
+    #[test]
+    fn the_service_has_the_ports_of_the_listeners() {
+        let service = service(&deployment());
+        let ports: Vec<_> =
+            service["ports"].as_array().unwrap().iter().map(|of| of["name"].clone()).collect();
+        assert_eq!(ports, ["status-port", "http-80", "tls-443"]);
+        assert_eq!((&service["type"], &service["loadBalancerIP"]), (&json!("LoadBalancer"), &Value::Null));
+        let asks = GatewayDeployment { service_type: "ClusterIP".into(), ..deployment() };
+        assert_eq!(self::service(&asks)["type"], "ClusterIP");
+    }
+
+    #[test]
+    fn the_number_of_replicas_is_left_to_others() {
+        let objects = objects(&deployment(), &Settings::new("proxy:1")).unwrap();
+        assert_eq!(objects[1]["spec"]["replicas"], Value::Null);
+    }
+}

@@ -1,0 +1,159 @@
+//! Gateways for which the control plane deploys proxies on a cluster.
+
+use std::collections::BTreeMap;
+
+use skysail_core::fingerprint;
+
+use crate::{
+    api::{
+        Kind, Labels, ObjectKey, Typed,
+        gateway_api::{IP_ADDRESS, Infrastructure, KubernetesGateway, ListenerProtocol},
+    },
+    world::World,
+};
+
+/// Label of a Gateway or its namespace with the revision of the control plane that deploys its proxies.
+const REVISION: &str = "istio.io/rev";
+/// Annotation with the type of the Service. Source: Istio.
+const SERVICE_TYPE: &str = "networking.istio.io/service-type";
+/// Annotation with the name of the deployed objects. Source: Istio.
+const NAME: &str = "gateway.istio.io/name-override";
+/// Label of the proxies of a Gateway, with its name.
+const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
+/// Maximum length of the name of a Service, and of a label.
+const MAX_NAME: usize = 63;
+
+/// Proxies that a Gateway needs, and their Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GatewayDeployment {
+    /// The Gateway.
+    pub gateway: ObjectKey,
+    /// Revision of the control plane that deploys them; empty for the default one.
+    pub revision: String,
+    /// Name of the deployed objects: `GATEWAY-CLASS`, as in Istio.
+    pub name: String,
+    /// Labels that select the proxies.
+    pub selector: Labels,
+    /// Labels and annotations of the deployed objects.
+    pub infrastructure: Infrastructure,
+    /// Type of the Service; empty for the default, `LoadBalancer`.
+    pub service_type: String,
+    /// Requested address of the load balancer; empty for any.
+    pub address: String,
+    /// Ports of the listeners, each with the protocol of the first one.
+    pub ports: BTreeMap<u16, ListenerProtocol>,
+}
+
+impl World {
+    /// Returns the Gateways that are served here, except those whose addresses name a Service: their proxies were deployed
+    /// by hand.
+    pub fn gateway_deployments(&self) -> Vec<GatewayDeployment> {
+        let mut made: BTreeMap<ObjectKey, GatewayDeployment> = BTreeMap::new();
+        for listener in self.gateway_listeners() {
+            let gateway = listener.gateway;
+            let addresses = &gateway.spec.addresses;
+            let is_own = addresses.iter().all(|of| of.kind() == IP_ADDRESS) && addresses.len() <= 1;
+            let port = u16::try_from(listener.listener.port).ok().filter(|port| *port > 0);
+            let (Some(port), Some(protocol), true) = (port, listener.protocol(), is_own) else { continue };
+            let (namespace, name) = (gateway.meta.namespace.clone(), gateway.meta.name.clone());
+            let key = ObjectKey { kind: Kind::KubernetesGateway, namespace, name };
+            let new = || GatewayDeployment::new(key.clone(), gateway, self.namespace(&key.namespace));
+            let entry = made.entry(key.clone()).or_insert_with(new);
+            entry.ports.entry(port).or_insert(protocol);
+        }
+        made.into_values().collect()
+    }
+}
+
+impl GatewayDeployment {
+    fn new(key: ObjectKey, gateway: &Typed<KubernetesGateway>, namespace: Option<&Labels>) -> Self {
+        let revision = gateway.meta.labels.get(REVISION).or_else(|| namespace?.get(REVISION));
+        let annotation = |name: &str| gateway.meta.annotations.get(name).cloned();
+        let default = || format!("{}-{}", key.name, gateway.spec.gateway_class_name);
+        Self {
+            revision: revision.cloned().unwrap_or_default(),
+            name: bounded(&annotation(NAME).filter(|name| !name.is_empty()).unwrap_or_else(default)),
+            selector: proxy_labels(&key.name),
+            infrastructure: gateway.spec.infrastructure.clone(),
+            service_type: annotation(SERVICE_TYPE).unwrap_or_default(),
+            address: gateway.spec.addresses.iter().map(|of| of.value.as_str()).collect(),
+            ports: BTreeMap::new(),
+            gateway: key,
+        }
+    }
+}
+
+/// Returns the labels of the proxies of a Gateway.
+pub(super) fn proxy_labels(gateway: &str) -> Labels {
+    Labels::from([(GATEWAY_NAME.to_owned(), bounded(gateway))])
+}
+
+/// Shortens a name that is too long. A hash keeps it unique.
+fn bounded(name: &str) -> String {
+    if name.len() <= MAX_NAME {
+        return name.to_owned();
+    }
+    let kept = &name[..name.floor_char_boundary(MAX_NAME - 9)];
+    format!("{kept}-{:08x}", fingerprint(name) & u64::from(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parse;
+
+    fn deployments(text: &str) -> Vec<GatewayDeployment> {
+        let mut world = World::default();
+        for (object, origin) in parse(text, "a.yaml").objects {
+            world.apply(object, origin);
+        }
+        world.take_changes();
+        world.gateway_deployments()
+    }
+
+    fn gateway(name: &str, metadata: &str, spec: &str) -> String {
+        format!(
+            "---\napiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\n\
+             metadata: {{name: {name}, namespace: edge{metadata}}}\n\
+             spec: {{gatewayClassName: skysail, listeners: [{{name: a, port: 80, protocol: HTTP}}, \
+             {{name: b, port: 443, protocol: TLS, tls: {{mode: Passthrough}}}}]{spec}}}\n"
+        )
+    }
+
+    #[test]
+    fn gateways_are_deployed_unless_their_addresses_name_a_service() {
+        let all = [
+            gateway("own", "", ""),
+            gateway("by-hand", "", ", addresses: [{type: Hostname, value: proxies}]"),
+            gateway("other", "", "").replace("gatewayClassName: skysail", "gatewayClassName: other"),
+            gateway(
+                "asks",
+                ", annotations: {networking.istio.io/service-type: NodePort}",
+                ", addresses: [{value: 192.0.2.1}]",
+            ),
+        ];
+        let made = deployments(&all.concat());
+        let [asks, own] = &made[..] else { panic!("{made:#?}") };
+        assert_eq!((asks.address.as_str(), asks.service_type.as_str()), ("192.0.2.1", "NodePort"));
+        assert_eq!(own.name, "own-skysail");
+        assert_eq!(own.ports, BTreeMap::from([(80, ListenerProtocol::Http), (443, ListenerProtocol::Tls)]));
+        assert_eq!(own.selector["gateway.networking.k8s.io/gateway-name"], "own");
+    }
+
+    #[test]
+    fn the_revision_is_that_of_the_gateway_or_its_namespace() {
+        let namespace =
+            "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: edge, labels: {istio.io/rev: a}}\n";
+        let labelled = gateway("two", ", labels: {istio.io/rev: b}", "");
+        let made = deployments(&[namespace, &gateway("one", "", ""), &labelled].concat());
+        assert_eq!(made.iter().map(|of| of.revision.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    }
+
+    #[test]
+    fn long_names_are_shortened_and_stay_unique() {
+        let long = "a".repeat(64);
+        let (one, other) = (bounded(&long), bounded(&format!("{long}b")));
+        assert!(one.len() == MAX_NAME && other.len() == MAX_NAME && one != other);
+        assert_eq!(bounded("short"), "short");
+    }
+}
