@@ -43,7 +43,7 @@ pub struct KubernetesGateway {
     pub allowed_listeners: Option<AllowedListeners>,
     /// TLS that all listeners have in common.
     pub tls: Option<GatewayTls>,
-    /// Settings of the deployed proxies; not supported.
+    /// Settings of the proxies that are deployed on a cluster.
     pub infrastructure: Infrastructure,
     /// Routes without parents that use the Gateway; not supported.
     pub default_scope: Option<String>,
@@ -123,8 +123,20 @@ pub struct Infrastructure {
     pub labels: Labels,
     /// Annotations of their objects.
     pub annotations: Labels,
-    /// Parameters of the controller.
-    pub parameters_ref: Option<ObjectReference>,
+    /// Parameters of the controller; not supported.
+    pub parameters_ref: Option<ParametersReference>,
+}
+
+/// Reference to an object of the Gateway's namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct ParametersReference {
+    /// API group; unset: the core group.
+    pub group: Option<String>,
+    /// Kind.
+    pub kind: Option<String>,
+    /// Name.
+    pub name: String,
 }
 
 impl FrontendTls {

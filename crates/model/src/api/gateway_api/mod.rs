@@ -11,7 +11,7 @@ pub use gateways::{
     FrontendTls, FrontendTlsConfig, FrontendTlsPort, FrontendValidation, FrontendValidationMode,
     GatewayAddress, GatewayClass, GatewayTls, Grant, GrantFrom, GrantTo, Infrastructure, KubernetesGateway,
     LISTENER_MODE, Listener, ListenerProtocol, ListenerSet, ListenerTls, ListenerTlsMode, NamespacesFrom,
-    ReferenceGrant, RouteGroupKind, RouteNamespaces, SanType, SubjectAltName,
+    ParametersReference, ReferenceGrant, RouteGroupKind, RouteNamespaces, SanType, SubjectAltName,
 };
 pub use routes::{
     Cors, Filter, FilterType, Fraction, GrpcMatch, GrpcMethod, GrpcRoute, GrpcRule, HeaderFilter,
