@@ -1,4 +1,4 @@
-//! Injected pods are objects that a real API server accepts, and the webhook injects them there.
+//! Injected pods are objects that a real API server accepts. The webhooks inject them there, and validate objects.
 
 use std::{
     env, fs,
@@ -8,6 +8,8 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
+
+use skysail_testkit::cached;
 
 use crate::cluster::Cluster;
 
@@ -149,21 +151,26 @@ impl Webhook {
         Self { child, _log: lines, folder, address }
     }
 
-    /// Returns a configuration for the pods of a namespace that a pod security label selects.
-    fn configuration(&self, cluster: &Cluster) -> Value {
+    /// Returns a configuration of this kind, for the objects of a group in a namespace.
+    fn configuration(
+        &self,
+        cluster: &Cluster,
+        kind: &str,
+        path: &str,
+        (group, resource): (&str, &str),
+    ) -> Value {
         let root = fs::read(self.folder.path().join("ca/root-cert.pem")).unwrap();
         json!({
             "apiVersion": "admissionregistration.k8s.io/v1",
-            "kind": "MutatingWebhookConfiguration",
+            "kind": kind,
             "metadata": { "name": cluster.namespace },
             "webhooks": [{
                 "name": "namespace.sidecar-injector.istio.io",
-                "clientConfig": { "url": format!("https://{}/inject", self.address), "caBundle": STANDARD.encode(&root) },
-                "rules": [{ "operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"],
-                            "resources": ["pods"] }],
+                "clientConfig": { "url": format!("https://{}{path}", self.address), "caBundle": STANDARD.encode(&root) },
+                "rules": [{ "operations": ["CREATE", "UPDATE"], "apiGroups": [group], "apiVersions": ["*"],
+                            "resources": [resource] }],
                 "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": cluster.namespace } },
-                "sideEffects": "None", "failurePolicy": "Fail", "reinvocationPolicy": "IfNeeded",
-                "admissionReviewVersions": ["v1"],
+                "sideEffects": "None", "failurePolicy": "Fail", "admissionReviewVersions": ["v1"],
             }],
         })
     }
@@ -180,7 +187,8 @@ impl Drop for Webhook {
 fn the_webhook_injects_the_pods_of_a_cluster() {
     let Some(cluster) = Cluster::start(&[]) else { return };
     let webhook = Webhook::start();
-    let configuration = webhook.configuration(&cluster);
+    let pods = ("", "pods");
+    let configuration = webhook.configuration(&cluster, "MutatingWebhookConfiguration", "/inject", pods);
     cluster.done(&["create", "-f", "-"], &configuration.to_string());
     let checked = std::panic::catch_unwind(|| {
         let mut pod = workloads().pop().unwrap();
@@ -209,6 +217,44 @@ fn the_webhook_injects_the_pods_of_a_cluster() {
         assert!(message.contains("enableCoreDump has no effect"), "{message}");
     });
     cluster.done(&["delete", "mutatingwebhookconfiguration", &cluster.namespace], "");
+    if let Err(panic) = checked {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+#[test]
+fn the_webhook_refuses_objects_with_errors() {
+    let Some(cluster) = Cluster::start(&[]) else { return };
+    let definitions = cached("pilot-agent-eed52ebb66ad/crd-all.gen.yaml");
+    cluster.done(&["apply", "--server-side", "--force-conflicts", "-f", definitions.to_str().unwrap()], "");
+    let rule = |weights: [u32; 2]| {
+        let routes = weights.map(|weight| json!({ "destination": { "host": "shop" }, "weight": weight }));
+        json!({ "apiVersion": "networking.istio.io/v1", "kind": "VirtualService", "metadata": { "name": "shop" },
+                "spec": { "hosts": ["shop"], "http": [{ "route": routes }] } })
+        .to_string()
+    };
+    let (good, bad) = (rule([90, 10]), rule([0, 0]));
+    // The definition of the kind does not refuse it.
+    cluster.done(&["create", "--dry-run=server", "-f", "-"], &bad);
+    let webhook = Webhook::start();
+    let rules = ("networking.istio.io", "virtualservices");
+    let configuration = webhook.configuration(&cluster, "ValidatingWebhookConfiguration", "/validate", rules);
+    cluster.done(&["create", "-f", "-"], &configuration.to_string());
+    let checked = std::panic::catch_unwind(|| {
+        // The API server applies a new configuration within a moment.
+        let message = loop {
+            let refused = cluster.kubectl(&["create", "--dry-run=server", "-f", "-"], &bad);
+            if !refused.status.success() {
+                break String::from_utf8_lossy(&refused.stderr).into_owned();
+            }
+        };
+        assert!(message.contains("spec.http[0].route") && message.contains("[SKY"), "{message}");
+        cluster.done(&["create", "-f", "-"], &good);
+        let refused = cluster.kubectl(&["replace", "-f", "-"], &bad);
+        assert!(!refused.status.success(), "a change is validated too");
+        cluster.done(&["delete", "virtualservice/shop"], "");
+    });
+    cluster.done(&["delete", "validatingwebhookconfiguration", &cluster.namespace], "");
     if let Err(panic) = checked {
         std::panic::resume_unwind(panic);
     }

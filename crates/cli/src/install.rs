@@ -11,8 +11,8 @@ use clap::Parser as _;
 use serde_json::json;
 use skysail_core::stdio::{self, print_error};
 use skysail_install::{
-    Connection, InstallOptions, Installation, Installed, NotInTime, Object, Target, check_image, install,
-    objects, uninstall,
+    Connection, InstallOptions, Installation, Installed, NotInTime, Object, Target, Validation, check_image,
+    install, objects, uninstall,
 };
 
 use crate::{
@@ -45,6 +45,10 @@ pub(crate) struct InstallArgs {
     /// A CNI plugin on the nodes redirects connections, instead of an init container in each pod.
     #[arg(long)]
     cni: bool,
+    /// What happens to objects of Istio, Gateway API and Skysail that are created or changed while no control plane
+    /// answers. Otherwise the control plane validates them, and those of Istio and Skysail with errors are refused.
+    #[arg(long, value_enum, default_value_t, value_name = "POLICY")]
+    validation: ValidationPolicy,
     /// The control plane deploys no proxies for Gateways of Gateway API, and has no permission to create Deployments,
     /// Services and ServiceAccounts.
     #[arg(long)]
@@ -113,6 +117,18 @@ struct TargetArgs {
     context: Option<String>,
 }
 
+/// Policy of the webhook for validation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum ValidationPolicy {
+    /// They are accepted.
+    #[default]
+    Ignore,
+    /// They are refused.
+    Fail,
+    /// There is no webhook for validation: all are accepted, and errors are in the log of the control plane.
+    Off,
+}
+
 /// Format of the objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum ObjectFormat {
@@ -151,6 +167,11 @@ impl InstallArgs {
             control_image: image(&self.control_image, Program::Skysaild)?,
             proxy_image: image(&self.proxy_image, Program::SkysailProxy)?,
             cni: self.cni,
+            validation: match self.validation {
+                ValidationPolicy::Ignore => Validation::Ignore,
+                ValidationPolicy::Fail => Validation::Fail,
+                ValidationPolicy::Off => Validation::Off,
+            },
             deploys_gateways: !self.no_gateway_deployments,
             replicas: self.replicas,
             arguments: self.control_options.clone(),

@@ -42,6 +42,7 @@ mod serving;
 mod state_file;
 mod token_reviews;
 mod tokens;
+mod validation;
 mod webhook;
 
 pub use access::Account;

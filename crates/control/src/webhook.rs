@@ -1,5 +1,5 @@
-//! The webhook for sidecar injection: HTTPS with the control plane's own certificate. The API server of the cluster calls it
-//! for each pod that its MutatingWebhookConfiguration selects.
+//! The webhooks for sidecar injection and for validation: HTTPS with the control plane's own certificate. The API server of
+//! the cluster calls them for each object that its webhook configurations select.
 //!
 //! Any client may connect, as API servers usually present no certificate. An answer contains the settings of sidecars and
 //! the request itself, but no secret. Limits keep clients from exhausting the control plane.
@@ -35,6 +35,8 @@ use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt as _;
 use tracing::{debug, warn};
 
+use crate::validation;
+
 /// Maximum length of a request's body in bytes. The API server accepts objects of up to 3 MiB.
 const MAX_BODY: usize = 8 << 20;
 /// Maximum length of a body that is read beside any number of others. Pods are shorter.
@@ -51,6 +53,8 @@ const LIFETIME: Duration = Duration::from_secs(30);
 const LIMITS: Limits = Limits { total: 256, by_address: Some(64), by_identity: None, evictable: 128 };
 /// Pause after `accept` has failed.
 const RETRY: Duration = Duration::from_millis(100);
+/// Path of the webhook for validation.
+const VALIDATE: &str = "/validate";
 /// Maximum length of a head in bytes.
 const MAX_HEAD: usize = 64 << 10;
 
@@ -70,8 +74,9 @@ pub(crate) async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, setting
     let (long_bodies, answers) = (Arc::new(Semaphore::new(LONG_BODIES)), Arc::new(Semaphore::new(ANSWERS)));
     let webhook = Arc::new(Webhook { settings, long_bodies, answers });
     let router = Router::new()
-        .route("/inject", post(inject))
-        .route("/inject/{*parameters}", post(inject))
+        .route("/inject", post(admit))
+        .route("/inject/{*parameters}", post(admit))
+        .route(VALIDATE, post(admit))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(webhook);
     let acceptor = TlsAcceptor::from(tls);
@@ -131,7 +136,7 @@ async fn connection(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
 }
 
 /// Answers an AdmissionReview.
-async fn inject(
+async fn admit(
     State(webhook): State<Arc<Webhook>>,
     Extension(held): Extension<HeldPermit>,
     uri: Uri,
@@ -159,7 +164,11 @@ async fn inject(
 }
 
 fn answer(webhook: &Webhook, uri: &Uri, body: &Bytes) -> Response {
-    match review(body, uri.path(), &webhook.settings) {
+    let answer = match uri.path() {
+        VALIDATE => validation::review(body),
+        path => review(body, path, &webhook.settings),
+    };
+    match answer {
         Ok(answer) => axum::Json(answer).into_response(),
         Err(error) => (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
     }

@@ -35,6 +35,14 @@ pub enum ReviewError {
 /// # Errors
 /// When the body is no AdmissionReview.
 pub fn review(body: &[u8], path: &str, settings: &Settings) -> Result<Value, ReviewError> {
+    answer(body, |request, response| review_pod(request, path, settings, response))
+}
+
+/// Answers a request for admission. `fill` completes the response, which allows it.
+///
+/// # Errors
+/// When the body is no AdmissionReview.
+pub fn answer(body: &[u8], fill: impl FnOnce(&Value, &mut Value)) -> Result<Value, ReviewError> {
     let review: Value = serde_json::from_slice(body)?;
     let request = &review["request"];
     let uid = request["uid"].as_str().filter(|uid| !uid.is_empty()).ok_or(ReviewError::NoReview)?;
@@ -42,6 +50,11 @@ pub fn review(body: &[u8], path: &str, settings: &Settings) -> Result<Value, Rev
         return Err(ReviewError::NoReview);
     }
     let mut response = json!({ "uid": uid, "allowed": true });
+    fill(request, &mut response);
+    Ok(json!({ "apiVersion": API, "kind": "AdmissionReview", "response": response }))
+}
+
+fn review_pod(request: &Value, path: &str, settings: &Settings, response: &mut Value) {
     let (settings, mut warnings) = with_parameters(path, settings);
     let pod = &request["object"];
     if request["resource"]["resource"] == "pods" && pod.is_object() {
@@ -70,7 +83,6 @@ pub fn review(body: &[u8], path: &str, settings: &Settings) -> Result<Value, Rev
     if !warnings.is_empty() {
         response["warnings"] = json!(warnings);
     }
-    Ok(json!({ "apiVersion": API, "kind": "AdmissionReview", "response": response }))
 }
 
 /// Applies the parameters in the path of the webhook.

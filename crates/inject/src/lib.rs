@@ -25,7 +25,7 @@ mod sidecar;
 mod text;
 mod traffic;
 
-pub use admission::{ReviewError, review};
+pub use admission::{ReviewError, answer, review};
 pub use decision::{Decision, NamespaceLabels, SYSTEM_NAMESPACES, decide};
 pub use documents::{DocumentError, InjectedText, Namespaces, inject_text, namespaces_in};
 pub use plan::{InjectError, Owner};

@@ -10,7 +10,7 @@ use crate::{
     object::{Object, ObjectKind},
     objects::objects,
     preflight,
-    settings::{Installation, Target},
+    settings::{Installation, Target, Validation},
     wait,
 };
 
@@ -57,8 +57,9 @@ pub async fn install(
         report("nothing was changed (--dry-run)");
         return Ok(());
     }
-    let (webhook, others): (Vec<&Object>, _) =
-        objects.iter().partition(|object| object.kind == ObjectKind::WEBHOOK);
+    let (webhooks, others): (Vec<&Object>, _) = objects
+        .iter()
+        .partition(|object| [ObjectKind::WEBHOOK, ObjectKind::VALIDATION].contains(&object.kind));
     for object in others {
         apply(connection, object, options.force, report).await?;
     }
@@ -70,7 +71,7 @@ pub async fn install(
         wait::deployment(connection, target, timeout, report).await?;
     }
     // Not before the control plane can answer: the API server refuses the pods that nobody injects.
-    for object in webhook {
+    for object in webhooks {
         apply(connection, object, options.force, report).await?;
     }
     if let Some(timeout) = options.wait {
@@ -126,6 +127,7 @@ pub(crate) fn all(target: &Target) -> Vec<Object> {
         control_image: image.clone(),
         proxy_image: image,
         cni: false,
+        validation: Validation::Ignore,
         deploys_gateways: true,
         replicas: None,
         arguments,

@@ -20,7 +20,7 @@ pub use self::{
     install::{InstallOptions, install},
     object::Object,
     objects::objects,
-    settings::{Installation, SettingsError, Target, check_image},
+    settings::{Installation, SettingsError, Target, Validation, check_image},
     uninstall::{Installed, uninstall},
     wait::NotInTime,
 };

@@ -28,13 +28,14 @@ const NAME: &str = "app.kubernetes.io/name";
 /// Label with the revision.
 pub(crate) const REVISION: &str = "istio.io/rev";
 
-/// Returns the objects of an installation. The webhook configuration is the last one: with it, the API server asks the
-/// control plane about pods.
+/// Returns the objects of an installation. The webhook configurations are the last ones: with them, the API server asks the
+/// control plane.
 pub fn objects(installation: &Installation) -> Vec<Object> {
     let Target { namespace, .. } = &installation.target;
     let mut objects = vec![Object::new(ObjectKind::NAMESPACE, "", namespace, json!({}))];
     objects.extend(permissions::objects(installation));
     objects.extend(workload::objects(installation));
+    objects.extend(webhook::validation(&installation.target, installation.validation));
     objects.push(webhook::configuration(&installation.target));
     objects
 }

@@ -30,6 +30,8 @@ pub struct Installation {
     pub proxy_image: String,
     /// Whether a CNI plugin redirects connections, instead of an init container.
     pub cni: bool,
+    /// What the API server does with objects that the control plane does not validate in time.
+    pub validation: Validation,
     /// Whether the control plane deploys the proxies of Gateways.
     pub deploys_gateways: bool,
     /// Number of replicas of the control plane. `None`: a HorizontalPodAutoscaler decides.
@@ -38,6 +40,18 @@ pub struct Installation {
     pub arguments: Vec<String>,
     /// Port of discovery in plain text among these options.
     pub plain_port: Option<u16>,
+}
+
+/// Validation of objects by the control plane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Validation {
+    /// Objects are accepted while no control plane answers.
+    #[default]
+    Ignore,
+    /// Objects are refused while no control plane answers.
+    Fail,
+    /// There is no webhook for validation.
+    Off,
 }
 
 /// Error of a setting.
@@ -93,9 +107,18 @@ impl Target {
         format!("{}-{}", self.name(), self.namespace)
     }
 
-    /// Returns the name of the webhook configuration.
+    /// Returns the name of the configuration of the webhook for injection.
     pub(crate) fn webhook(&self) -> String {
-        let name = self.with_revision("skysail-injector");
+        self.with_namespace("skysail-injector")
+    }
+
+    /// Returns the name of the configuration of the webhook for validation.
+    pub(crate) fn validator(&self) -> String {
+        self.with_namespace("skysail-validator")
+    }
+
+    fn with_namespace(&self, name: &str) -> String {
+        let name = self.with_revision(name);
         if self.namespace == DEFAULT_NAMESPACE { name } else { format!("{name}-{}", self.namespace) }
     }
 }

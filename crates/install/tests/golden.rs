@@ -5,7 +5,7 @@
 
 use std::{env, fs, path::Path};
 
-use skysail_install::{Installation, Target, objects};
+use skysail_install::{Installation, Target, Validation, objects};
 
 fn check(name: &str, installation: &Installation) {
     let objects = objects(installation);
@@ -28,6 +28,7 @@ fn default() -> Installation {
         control_image: "registry.example/skysaild:1".into(),
         proxy_image: "registry.example/skysail-proxy:1".into(),
         cni: false,
+        validation: Validation::Ignore,
         deploys_gateways: true,
         replicas: None,
         arguments: Vec::new(),
@@ -45,6 +46,7 @@ fn another_revision_with_all_settings() {
     let installation = Installation {
         target: Target::new("mesh", "canary").unwrap(),
         cni: true,
+        validation: Validation::Fail,
         deploys_gateways: false,
         replicas: Some(3),
         arguments: vec!["--plain-port=15010".into()],

@@ -9,7 +9,9 @@ use futures_util::{FutureExt as _, Stream, StreamExt as _, stream};
 use k8s_openapi::{
     ByteString,
     api::{
-        admissionregistration::v1::{MutatingWebhookConfiguration, WebhookClientConfig},
+        admissionregistration::v1::{
+            MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
+        },
         core::v1::{ConfigMap, Namespace},
     },
 };
@@ -23,7 +25,7 @@ use kube::{
         watcher,
     },
 };
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
 use tokio::{
     sync::watch,
@@ -91,6 +93,26 @@ impl Pace {
     }
 }
 
+/// Configuration of webhooks.
+trait WebhookConfiguration:
+    Resource<DynamicType = ()> + Clone + Debug + PartialEq + Serialize + DeserializeOwned + Send + Sync + 'static
+{
+    /// Returns how the API server reaches the webhooks.
+    fn clients(&mut self) -> impl Iterator<Item = &mut WebhookClientConfig>;
+}
+
+impl WebhookConfiguration for MutatingWebhookConfiguration {
+    fn clients(&mut self) -> impl Iterator<Item = &mut WebhookClientConfig> {
+        self.webhooks.iter_mut().flatten().map(|webhook| &mut webhook.client_config)
+    }
+}
+
+impl WebhookConfiguration for ValidatingWebhookConfiguration {
+    fn clients(&mut self) -> impl Iterator<Item = &mut WebhookClientConfig> {
+        self.webhooks.iter_mut().flatten().map(|webhook| &mut webhook.client_config)
+    }
+}
+
 impl ApiServer {
     /// Keeps the trust bundle (PEM) in the ConfigMap [`CONFIG_MAP`] of each namespace but these, without end. A ConfigMap
     /// that another control plane has written stays: otherwise the two would replace each other's roots. `own` is the
@@ -140,8 +162,20 @@ impl ApiServer {
 
     /// Keeps the trust bundle (PEM) in webhooks, without end: those of the configurations with the label `app` [`APP`] and
     /// the label `istio.io/rev` of this revision, but for webhooks of Services in other namespaces.
-    pub async fn keep_ca_bundles(self, mut roots: watch::Receiver<String>, namespace: &str, revision: &str) {
-        let api = Api::<MutatingWebhookConfiguration>::all(self.client());
+    pub async fn keep_ca_bundles(self, roots: watch::Receiver<String>, namespace: &str, revision: &str) {
+        tokio::join!(
+            self.keep_bundles_of::<MutatingWebhookConfiguration>(roots.clone(), namespace, revision),
+            self.keep_bundles_of::<ValidatingWebhookConfiguration>(roots, namespace, revision),
+        );
+    }
+
+    async fn keep_bundles_of<K: WebhookConfiguration>(
+        &self,
+        mut roots: watch::Receiver<String>,
+        namespace: &str,
+        revision: &str,
+    ) {
+        let api = Api::<K>::all(self.client());
         let labels = watcher::Config::default().labels(&format!("app={APP},istio.io/rev={revision}"));
         let (configurations, events) = follow(api.clone(), labels);
         let mut events = Box::pin(events);
@@ -152,7 +186,7 @@ impl ApiServer {
             }
             let bundle = ByteString(roots.borrow_and_update().clone().into_bytes());
             let changed =
-                configurations.state().into_iter().filter_map(|one| with_bundle(&one, namespace, &bundle));
+                configurations.state().into_iter().filter_map(|one| with_bundle(&*one, namespace, &bundle));
             let changed: HashMap<String, _> = changed.map(|one| (one.name_any(), one)).collect();
             let names = changed.keys().cloned().collect();
             // The version in the object refuses a write over a change of another program.
@@ -168,17 +202,17 @@ impl ApiServer {
 }
 
 /// Returns the configuration with the trust bundle in the webhooks of a namespace; `None` if it has it already.
-fn with_bundle(
-    configuration: &MutatingWebhookConfiguration,
+fn with_bundle<K: WebhookConfiguration>(
+    configuration: &K,
     namespace: &str,
     bundle: &ByteString,
-) -> Option<MutatingWebhookConfiguration> {
+) -> Option<K> {
     let mut changed = configuration.clone();
     let is_own = |config: &WebhookClientConfig| {
         config.service.as_ref().is_none_or(|service| service.namespace == namespace)
     };
-    for webhook in changed.webhooks.iter_mut().flatten().filter(|of| is_own(&of.client_config)) {
-        webhook.client_config.ca_bundle = Some(bundle.clone());
+    for client in changed.clients().filter(|client| is_own(client)) {
+        client.ca_bundle = Some(bundle.clone());
     }
     (changed != *configuration).then_some(changed)
 }

@@ -14,7 +14,7 @@ use crate::{
 
 /// Webhook configurations.
 const ADMISSION: &str = "admissionregistration.k8s.io";
-const WEBHOOKS: &str = "mutatingwebhookconfigurations";
+const WEBHOOKS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
 /// Lease of the leader of the control planes.
 const LEASE: &str = "skysail-leader";
 /// API group of roles.
@@ -67,8 +67,9 @@ fn cluster_rules(installation: &Installation) -> Vec<Value> {
         rule("", &["configmaps"], &["create"]),
         named(rule("", &["configmaps"], &["patch"]), ROOTS),
         // The trust bundle for the API server (caBundle).
-        rule(ADMISSION, &[WEBHOOKS], &["list", "watch"]),
-        named(rule(ADMISSION, &[WEBHOOKS], &["update"]), &installation.target.webhook()),
+        rule(ADMISSION, &WEBHOOKS, &["list", "watch"]),
+        named(rule(ADMISSION, &WEBHOOKS[..1], &["update"]), &installation.target.webhook()),
+        named(rule(ADMISSION, &WEBHOOKS[1..], &["update"]), &installation.target.validator()),
         // The status of objects.
         rule("gateway.networking.k8s.io", &statuses, &["patch"]),
         rule("networking.k8s.io", &["ingresses/status"], &["patch"]),

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::{
-    admissionregistration::v1::MutatingWebhookConfiguration,
+    admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
     apps::v1::Deployment,
     autoscaling::v2::HorizontalPodAutoscaler,
     core::v1::{Namespace, Service, ServiceAccount},
@@ -11,6 +11,7 @@ use k8s_openapi::api::{
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::*;
+use crate::settings::Validation;
 
 fn installation(revision: &str, replicas: Option<u32>) -> Installation {
     Installation {
@@ -18,6 +19,7 @@ fn installation(revision: &str, replicas: Option<u32>) -> Installation {
         control_image: "localhost/skysaild:1".into(),
         proxy_image: "localhost/skysail-proxy:1".into(),
         cni: false,
+        validation: Validation::Ignore,
         deploys_gateways: true,
         replicas,
         arguments: vec!["--cert-ttl=12h".into()],
@@ -42,6 +44,7 @@ fn typed(value: &Value) -> Value {
         "PodDisruptionBudget" => round::<PodDisruptionBudget>(value),
         "HorizontalPodAutoscaler" => round::<HorizontalPodAutoscaler>(value),
         "MutatingWebhookConfiguration" => round::<MutatingWebhookConfiguration>(value),
+        "ValidatingWebhookConfiguration" => round::<ValidatingWebhookConfiguration>(value),
         other => panic!("{other}"),
     }
 }
@@ -99,7 +102,8 @@ fn the_control_plane_may_watch_what_it_reads_and_no_workloads() {
     assert!(may("patch", "gateway.networking.k8s.io", "httproutes/status"));
     let writes = rules.iter().filter(|rule| !rule["resourceNames"].is_null());
     let writes: BTreeSet<_> = writes.map(|rule| rule["resourceNames"].to_string()).collect();
-    assert_eq!(writes, [r#"["istio-ca-root-cert"]"#, r#"["skysail-injector"]"#].map(str::to_owned).into());
+    let names = ["istio-ca-root-cert", "skysail-injector", "skysail-validator"];
+    assert_eq!(writes, names.map(|name| format!("[\"{name}\"]")).into());
     assert!(!may("list", "apps", "deployments") && may("create", "apps", "deployments"));
     let without = Installation { deploys_gateways: false, ..installation("default", None) };
     assert!(!self::objects(&without).iter().any(|object| object.value().to_string().contains("\"apps\"")));

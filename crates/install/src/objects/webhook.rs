@@ -1,17 +1,27 @@
-//! The webhook configuration: which pods the API server asks the control plane about.
+//! The webhook configurations: which pods and which objects the API server asks the control plane about.
 
 use serde_json::{Value, json};
 
 use super::{APP, REVISION, labels};
 use crate::{
     object::{Object, ObjectKind},
-    settings::Target,
+    settings::{Target, Validation},
 };
 
 /// Value of the label [`APP`], by which the control plane finds the configuration to fill in `caBundle`.
 pub(crate) const INJECTOR: &str = "skysail-injector";
 /// Label of a namespace that enables or disables injection by the default revision.
 const NAMESPACE: &str = "istio-injection";
+/// API groups of the objects that are validated. Those of Kubernetes itself are not: without a control plane, nothing else
+/// in the cluster may wait for it.
+const GROUPS: [&str; 6] = [
+    "networking.istio.io",
+    "security.istio.io",
+    "telemetry.istio.io",
+    "extensions.istio.io",
+    "gateway.networking.k8s.io",
+    "skysail.io",
+];
 /// Label of a pod that enables or disables injection.
 const POD: &str = "sidecar.istio.io/inject";
 
@@ -65,4 +75,33 @@ fn webhook(target: &Target, name: &str, namespaces: Value, pods: Value) -> Value
         "sideEffects": "None",
         "timeoutSeconds": 10,
     })
+}
+
+/// Returns the configuration of the webhook for validation; `None` if there is none. The default revision validates all
+/// objects, another one those with its label.
+pub(super) fn validation(target: &Target, validation: Validation) -> Option<Object> {
+    let policy = match validation {
+        Validation::Ignore => "Ignore",
+        Validation::Fail => "Fail",
+        Validation::Off => return None,
+    };
+    let of_revision = [json!({ "key": REVISION, "operator": "In", "values": [target.revision] })];
+    let objects = if target.is_default() { json!({}) } else { json!({ "matchExpressions": of_revision }) };
+    let rules = json!([{ "apiGroups": GROUPS, "apiVersions": ["*"], "operations": ["CREATE", "UPDATE"],
+                         "resources": ["*"], "scope": "*" }]);
+    let webhook = json!({
+        "name": "validation.skysail.io",
+        "clientConfig": { "service": { "name": target.service(), "namespace": target.namespace,
+                                       "path": "/validate", "port": 443 } },
+        "objectSelector": objects,
+        "rules": rules,
+        "admissionReviewVersions": ["v1"],
+        "failurePolicy": policy,
+        "sideEffects": "None",
+        "timeoutSeconds": 5,
+    });
+    let mut labels = labels(target);
+    labels[APP] = INJECTOR.into();
+    let fields = json!({ "metadata": { "labels": labels }, "webhooks": [webhook] });
+    Some(Object::new(ObjectKind::VALIDATION, "", &target.validator(), fields))
 }
