@@ -1,12 +1,15 @@
 //! Routes of gateways: parents are Gateways and ListenerSets.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{DerivedObjects, Route, RouteRules, listeners::GatewayListener, rules};
-use crate::api::{
-    Kind, VirtualService,
-    gateway_api::{INTERNAL, ListenerProtocol},
-    virtual_service::{Derived, IstioTcpRoute, IstioTlsRoute, L4Match},
+use crate::{
+    api::{
+        Kind, VirtualService,
+        gateway_api::{INTERNAL, ListenerProtocol},
+        virtual_service::{Derived, IstioTcpRoute, IstioTlsRoute, L4Match},
+    },
+    world::gateways::is_within,
 };
 
 /// Routes of requests by their namespace, internal Gateway (namespace and name) and host. Routes of one namespace for
@@ -58,6 +61,9 @@ impl<'a> Edge<'a> {
             *number += 1;
             let forwards =
                 listener.protocol() == Some(ListenerProtocol::Tls) && !listener.listener.terminates();
+            // A connection without such a server name is for another listener or none.
+            let hosts: BTreeSet<String> = hosts.iter().map(|host| narrower(host, listener.host())).collect();
+            let hosts: Vec<String> = hosts.into_iter().collect();
             let mut spec = bound(of, &gateway, hosts.clone());
             match &route.rules {
                 RouteRules::Tls(to) if forwards => {
@@ -74,6 +80,11 @@ impl<'a> Edge<'a> {
     }
 }
 
+/// Returns the hosts that a route and a listener have in common. One of them has those of the other.
+fn narrower(of_route: &str, of_listener: &str) -> String {
+    if is_within(of_listener, of_route) { of_listener } else { of_route }.to_owned()
+}
+
 fn bound(namespace: &str, gateway: &str, hosts: Vec<String>) -> VirtualService {
     VirtualService {
         hosts,
@@ -81,5 +92,24 @@ fn bound(namespace: &str, gateway: &str, hosts: Vec<String>) -> VirtualService {
         export_to: vec!["*".to_owned()],
         derived: Some(Derived::default()),
         ..VirtualService::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_and_a_listener_have_the_narrower_host_in_common() {
+        for (route, listener, common) in [
+            ("*.com", "*.example.com", "*.example.com"),
+            ("*.com", "abc.example.com", "abc.example.com"),
+            ("abc.example.com", "*.com", "abc.example.com"),
+            ("*.example.com", "*", "*.example.com"),
+            ("*", "*.example.com", "*.example.com"),
+            ("*", "*", "*"),
+        ] {
+            assert_eq!(narrower(route, listener), common, "{route} {listener}");
+        }
     }
 }
