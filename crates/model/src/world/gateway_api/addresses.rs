@@ -76,7 +76,8 @@ impl World {
             return external.into_iter().cloned().collect();
         }
         let named = gateway.named_services();
-        named.filter_map(|of| Some(self.service_named(&of.namespace, &of.name)?.fqdn())).collect()
+        let named = named.filter_map(|of| Some(self.service_named(&of.namespace, &of.name)?.fqdn()));
+        named.chain(self.internal_service(gateway).map(|service| service.fqdn())).collect()
     }
 
     /// Returns why a requested address cannot be used.

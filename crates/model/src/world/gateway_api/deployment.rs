@@ -6,7 +6,7 @@ use skysail_core::fingerprint;
 
 use crate::{
     api::{
-        Kind, Labels, ObjectKey, Typed,
+        Kind, Labels, Meta, ObjectKey, Service, Typed,
         gateway_api::{IP_ADDRESS, Infrastructure, KubernetesGateway, ListenerProtocol},
     },
     world::World,
@@ -65,6 +65,19 @@ impl World {
     }
 }
 
+impl World {
+    /// Returns the deployed Service of a Gateway that is for clients in the cluster only.
+    pub(super) fn internal_service(&self, gateway: &Typed<KubernetesGateway>) -> Option<&Typed<Service>> {
+        let Meta { namespace, name, .. } = &gateway.meta;
+        let key =
+            ObjectKey { kind: Kind::KubernetesGateway, namespace: namespace.clone(), name: name.clone() };
+        let deployment = GatewayDeployment::new(key, gateway, None);
+        let service = self.service_named(namespace, &deployment.name)?;
+        (deployment.service_type == "ClusterIP" && service.spec.selector == deployment.selector)
+            .then_some(service)
+    }
+}
+
 impl GatewayDeployment {
     fn new(key: ObjectKey, gateway: &Typed<KubernetesGateway>, namespace: Option<&Labels>) -> Self {
         let revision = gateway.meta.labels.get(REVISION).or_else(|| namespace?.get(REVISION));
@@ -103,12 +116,16 @@ mod tests {
     use crate::parse;
 
     fn deployments(text: &str) -> Vec<GatewayDeployment> {
+        world(text).gateway_deployments()
+    }
+
+    fn world(text: &str) -> World {
         let mut world = World::default();
         for (object, origin) in parse(text, "a.yaml").objects {
             world.apply(object, origin);
         }
         world.take_changes();
-        world.gateway_deployments()
+        world
     }
 
     fn gateway(name: &str, metadata: &str, spec: &str) -> String {
@@ -147,6 +164,21 @@ mod tests {
         let labelled = gateway("two", ", labels: {istio.io/rev: b}", "");
         let made = deployments(&[namespace, &gateway("one", "", ""), &labelled].concat());
         assert_eq!(made.iter().map(|of| of.revision.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+    }
+
+    #[test]
+    fn a_gateway_for_the_cluster_only_has_the_address_of_its_service() {
+        let service = "---\napiVersion: v1\nkind: Service\nmetadata: {name: own-skysail, namespace: edge}\n\
+            spec: {clusterIP: 10.0.0.1, ports: [{port: 80}], \
+            selector: {gateway.networking.k8s.io/gateway-name: own}}\n";
+        let addresses = |metadata: &str| {
+            let world = world(&[service, &gateway("own", metadata, "")].concat());
+            let entry = world.kubernetes_gateways.get("edge", "own").unwrap();
+            world.gateway_addresses(&entry.object)
+        };
+        assert_eq!(addresses(""), [""; 0]);
+        let inside = ", annotations: {networking.istio.io/service-type: ClusterIP}";
+        assert_eq!(addresses(inside), ["own-skysail.edge.svc.cluster.local"]);
     }
 
     #[test]
