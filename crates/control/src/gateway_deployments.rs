@@ -182,7 +182,7 @@ fn pod(
     settings: &Settings,
     labels: Map<String, Value>,
 ) -> Result<Value, InjectError> {
-    let ports = of.ports.iter().map(|(port, _)| json!({ "containerPort": port, "protocol": "TCP" }));
+    let ports = of.ports.keys().map(|port| json!({ "containerPort": port, "protocol": "TCP" }));
     let bare = json!({
         "metadata": {
             "labels": of.selector,
