@@ -1,4 +1,4 @@
-//! Routes of Gateway API for the mesh: traffic split, matches, redirects, rewrites, consumer routes and grants.
+//! Routes of Gateway API for the mesh: traffic split, matches, redirects, rewrites, and consumer routes.
 
 use skysail_testkit::{Mesh, Setup, eventually};
 
@@ -56,13 +56,6 @@ spec:
     filters: [{type: URLRewrite, urlRewrite: {path: {type: ReplacePrefixMatch, replacePrefixMatch: /}}}]
     backendRefs: [{name: stock-v2, port: 80}]
   - backendRefs: [{name: stock-v1, port: 80, weight: 1}, {name: stock-v2, port: 80, weight: 0}]
----
-apiVersion: gateway.networking.k8s.io/v1
-kind: ReferenceGrant
-metadata: {name: web, namespace: shop}
-spec:
-  from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: web}]
-  to: [{group: '', kind: Service, name: stock-v2}]
 ";
 
 const CONSUMER: &str = "
@@ -133,14 +126,11 @@ fn applies_routes(envoys: &[&str]) {
         if names == ["stock-v1", "stock-v2"] { Ok(()) } else { Err(format!("{names:?}")) }
     });
 
-    // A route of the clients' namespace replaces that of the service, for these clients alone.
+    // A route of the clients' namespace replaces that of the service, for these clients alone. It needs no grant.
     mesh.edit("mesh.yaml", "weight: 1}, {name: stock-v2, port: 80, weight: 1}", "weight: 1}");
     mesh.put("consumer.yaml", CONSUMER);
     assert_only(&mesh, "far", STOCK, &[], "stock-v2");
     assert_only(&mesh, "front", STOCK, &[], "stock-v1");
-    // Without the grant the backend is refused.
-    mesh.edit("mesh.yaml", "name: stock-v2}]\n", "name: other}]\n");
-    mesh.wait_status("far", STOCK, &[], 500);
 }
 
 #[test]

@@ -185,9 +185,7 @@ struct Status {
 
 /// Returns the statuses of all objects but those of which the last version is refused.
 fn statuses_of(world: &World, is_refused: &dyn Fn(&ObjectKey) -> bool) -> Vec<(ClusterObject, Status)> {
-    let generations: HashMap<ObjectKey, i64> =
-        world.configured_objects().into_iter().map(|(key, origin)| (key, origin.generation)).collect();
-    let generation = |key: &ObjectKey| generations.get(key).copied().unwrap_or_default();
+    let generation = |key: &ObjectKey| world.origin(key).map(|origin| origin.generation).unwrap_or_default();
     let served = world.served_ingresses().into_iter().filter(|key| !is_refused(key));
     let of_ingress = served.map(|key| {
         let addresses = world.external_addresses(&key).unwrap_or_default();

@@ -30,11 +30,19 @@ pub struct KeyPair<'a> {
     pub key: &'a [u8],
 }
 
+fn is_pem(bytes: &[u8]) -> bool {
+    bytes.windows(11).any(|part| part == b"-----BEGIN ")
+}
+
 impl KeyPair<'_> {
     /// Returns whether both are texts in PEM form.
     pub(crate) fn is_pem(&self) -> bool {
-        let is_pem = |bytes: &[u8]| bytes.windows(11).any(|part| part == b"-----BEGIN ");
         is_pem(self.chain) && is_pem(self.key)
+    }
+
+    /// Returns whether the certificate is a text in PEM form.
+    pub(crate) fn has_certificate(&self) -> bool {
+        is_pem(self.chain)
     }
 }
 

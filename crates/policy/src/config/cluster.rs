@@ -79,6 +79,8 @@ pub struct Cluster {
     pub service: Option<Service>,
     /// The endpoints are outside the mesh (Istio's metadata `external`).
     pub is_external: bool,
+    /// Connections offer the cluster's own protocols, not those of sidecars (Istio's metadata `alpn_override`).
+    pub keeps_alpn: bool,
     /// PROXY protocol header that is sent to the endpoint (`upstream_proxy_protocol`). A connection with a header
     /// serves one request, because the header names one client.
     pub proxy_protocol: Option<ProxyVersion>,
@@ -126,6 +128,7 @@ impl Cluster {
             proxy_protocol: None,
             service: None,
             is_external: false,
+            keeps_alpn: false,
             metadata_exchange: false,
             locality_weighted: false,
         }

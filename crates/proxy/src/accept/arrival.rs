@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     rc::Rc,
     sync::Arc,
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use socket2::SockRef;
@@ -19,7 +19,7 @@ use crate::{
         drain::ConnectionSet,
         limit_log::{self, Limit},
     },
-    tcp::early::EarlyUpstream,
+    tcp::early::{self, EarlyUpstream},
     telemetry::stats::Counter,
     worker::{
         Worker,
@@ -132,8 +132,8 @@ impl Arrival {
         let tls = applies(&listener.inspect_tls);
         let http =
             applies(&listener.inspect_http) && filter_chain_match::needs_findings(listener, *destination);
-        let dial = || self.connect_early(worker);
-        let inspection = Inspection::new(stream, timer, &self.connections, listener, dial);
+        let early = (|| self.connect_early(worker), || self.patience());
+        let inspection = Inspection::new(stream, timer, &self.connections, listener, early);
         match inspection.run(tls, http).await {
             Ok(inspected) => Some(inspected),
             Err(error) => {
@@ -144,6 +144,17 @@ impl Arrival {
                 debug!("inspection of a connection from {source} to {destination} failed: {error}");
                 None
             }
+        }
+    }
+
+    /// Returns the time that the client has to send first.
+    fn patience(&self) -> Duration {
+        let findings = Findings { transport: Some(Transport::Tls), ..Findings::default() };
+        let chain = filter_chain_match::select(&self.listener, &self.facts(&findings));
+        if chain.is_some_and(|chain| chain.tls.is_some()) {
+            early::TLS_CLIENT_FIRST_TIMEOUT
+        } else {
+            early::CLIENT_FIRST_TIMEOUT
         }
     }
 

@@ -12,7 +12,7 @@ use std::{
 
 use crate::{
     overload::drain::ConnectionSet,
-    tcp::early::{self, EarlyUpstream},
+    tcp::early::EarlyUpstream,
     worker::inspect::{Findings, HttpInspector, InspectionState, TlsInspector},
 };
 use skysail_http::{
@@ -69,7 +69,7 @@ pub(super) async fn proxy_header(
 }
 
 /// Inspection of the first bytes of a connection.
-pub(super) struct Inspection<'a, D> {
+pub(super) struct Inspection<'a, D, W> {
     stream: &'a mut Stream,
     timer: &'a mut Timer,
     connections: &'a ConnectionSet,
@@ -78,23 +78,26 @@ pub(super) struct Inspection<'a, D> {
     reads: u32,
     /// Connects to the server that may send first; called at most once.
     dial: Option<D>,
+    /// Returns the time that the client has to send first.
+    patience: W,
     /// Time at which `dial` is called if the client has sent nothing.
     dial_at: Option<Instant>,
     early: Option<EarlyUpstream>,
 }
 
-impl<'a, D: FnOnce() -> Option<EarlyUpstream>> Inspection<'a, D> {
-    /// Begins an inspection. `dial` connects to a server that may send first.
+impl<'a, D: FnOnce() -> Option<EarlyUpstream>, W: Fn() -> Duration> Inspection<'a, D, W> {
+    /// Begins an inspection. `dial` connects to a server that may send first, if the client is silent for `patience`.
     pub(super) fn new(
         stream: &'a mut Stream,
         timer: &'a mut Timer,
         connections: &'a ConnectionSet,
         listener: &'a Listener,
-        dial: D,
+        (dial, patience): (D, W),
     ) -> Self {
         let deadline = listener.inspect_timeout.map(|timeout| Instant::now() + timeout);
         let dial = Some(dial);
-        Self { stream, timer, connections, listener, deadline, reads: 0, dial, dial_at: None, early: None }
+        let (dial_at, early) = (None, None);
+        Self { stream, timer, connections, listener, deadline, reads: 0, dial, patience, dial_at, early }
     }
 
     /// Waits for the first bytes and inspects them: for TLS, then for HTTP in plain text, as far as requested. Returns
@@ -159,8 +162,7 @@ impl<'a, D: FnOnce() -> Option<EarlyUpstream>> Inspection<'a, D> {
         Ok(false)
     }
 
-    /// Waits for bytes of either peer. Connects to the server when the client has been silent for
-    /// [`early::CLIENT_FIRST_TIMEOUT`].
+    /// Waits for bytes of either peer. Connects to the server when the client has been silent for too long.
     #[inline]
     fn poll_first_sender(
         &mut self,
@@ -180,7 +182,7 @@ impl<'a, D: FnOnce() -> Option<EarlyUpstream>> Inspection<'a, D> {
                 Some(early) => early.due(),
                 None if self.dial.is_none() => None,
                 None => {
-                    let begin = || Instant::now() + early::CLIENT_FIRST_TIMEOUT;
+                    let begin = || Instant::now() + (self.patience)();
                     Some(*self.dial_at.get_or_insert_with(begin))
                 }
             };

@@ -30,6 +30,9 @@ use skysail_policy::{
 /// Time that a client has to send first. Nearly all clients that send first do so earlier, and no upstream connection
 /// is wasted.
 pub(crate) const CLIENT_FIRST_TIMEOUT: Duration = Duration::from_millis(5);
+/// The same where the client may speak TLS that ends here, such as the mutual TLS of the mesh (PERMISSIVE). It sends first
+/// then, but its first bytes may be late on a busy machine, and the server's bytes in plain text would break the connection.
+pub(crate) const TLS_CLIENT_FIRST_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum time for which a silent server is held; the idle timeout, if that is shorter.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 /// Delay before another attempt at a server that could not be reached: the first one, and the maximum.
@@ -56,7 +59,7 @@ enum EarlyUpstreamState {
 }
 
 impl EarlyUpstream {
-    /// Connects to the server of a client that has been silent for [`CLIENT_FIRST_TIMEOUT`]. Returns `None` if the
+    /// Connects to the server of a client that has been silent for too long. Returns `None` if the
     /// filter chain for plain TCP has TLS, calls external authorization, or denies the connection: the client must send
     /// first then.
     pub(crate) fn new(worker: &Rc<Worker>, origin: Origin) -> Option<Self> {

@@ -99,6 +99,7 @@ pub(super) fn translate(translator: Translator<'_>, mut proto: Proto) -> Result<
         keepalive: proto.upstream_connection_options.as_ref().and_then(keepalive),
         service: service(proto.metadata.as_ref()),
         is_external: is_external(&proto),
+        keeps_alpn: keeps_alpn(proto.metadata.as_ref()),
         metadata_exchange: metadata_exchange(&proto.filters)?,
         proxy_protocol: proxy_protocol(&proto)?,
         locality_weighted: weighs_localities(&proto),
@@ -510,6 +511,13 @@ fn is_external(proto: &Proto) -> bool {
     let metadata = || proto.metadata.as_ref()?.filter_metadata.get("istio")?.fields.get("external");
     let is_marked = |value: &Value| value.kind == Some(Kind::BoolValue(true));
     proto.name == "PassthroughCluster" || metadata().is_some_and(is_marked)
+}
+
+/// Returns whether Istio's filter `istio.alpn` leaves the offer of the cluster as it is.
+fn keeps_alpn(metadata: Option<&Metadata>) -> bool {
+    let of_istio = metadata.and_then(|metadata| metadata.filter_metadata.get("istio"));
+    let value = of_istio.and_then(|fields| fields.fields.get("alpn_override"));
+    value.and_then(|value| value.kind.as_ref()).is_some_and(|kind| *kind == Kind::StringValue("false".into()))
 }
 
 /// Returns whether the cluster has Istio's TCP metadata exchange, the only supported cluster filter.

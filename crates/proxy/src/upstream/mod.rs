@@ -99,7 +99,7 @@ impl AlpnOffer {
         };
         let protocol = if http2 { ApplicationProtocol::Http2 } else { ApplicationProtocol::Http1 };
         let host = cluster.auto_sni.as_ref().and_then(|auto| sni_host(auto, head)).map(Into::into);
-        Self { protocol, istio, ends: None, host, is_tunnel: false }
+        Self { protocol, istio: istio && !cluster.keeps_alpn, ends: None, host, is_tunnel: false }
     }
 
     /// Returns the offer for a connection on behalf of a downstream connection, whose addresses a PROXY header

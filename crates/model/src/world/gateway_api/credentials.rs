@@ -5,7 +5,7 @@ use crate::{
     api::{
         Kind, Meta, Typed,
         gateway_api::{
-            FrontendValidation, FrontendValidationMode, GROUP, KubernetesGateway, Listener, ListenerTls,
+            FrontendValidation, FrontendValidationMode, KubernetesGateway, Listener, ListenerTls,
             ListenerTlsMode, ObjectReference,
         },
     },
@@ -44,9 +44,9 @@ impl World {
         let Some(tls) = listener.tls.as_ref().filter(|tls| tls.mode == ListenerTlsMode::Terminate) else {
             return Ok(Credentials::default());
         };
-        let certificates = self.certificates(&self.referrer(kind, meta), tls)?;
+        let certificates = self.certificates(&self.referrer(kind, meta, true), tls)?;
         let frontend = gateway.spec.tls.as_ref().and_then(|tls| tls.frontend.of_port(listener.port));
-        let of_gateway = self.referrer(Kind::KubernetesGateway, &gateway.meta);
+        let of_gateway = self.referrer(Kind::KubernetesGateway, &gateway.meta, true);
         let clients = frontend.map(|validation| self.client_roots(&of_gateway, validation)).transpose()?;
         Ok(Credentials { certificates, clients: clients.flatten() })
     }
@@ -58,7 +58,7 @@ impl World {
         if let Some(first) = of.certificates.first().filter(|_| !of.certificates.iter().any(has_pair)) {
             let path = first.trim_start_matches(CREDENTIAL);
             let message = format!(
-                "invalid certificate reference, secret {path} not found, or without tls.crt and tls.key"
+                "invalid certificate reference, secret {path} not found, or without tls.crt (PEM) and tls.key"
             );
             return Some(("InvalidCertificateRef", message));
         }
@@ -99,7 +99,7 @@ impl World {
             );
             return Err((INVALID_CLIENT_CERTIFICATE, message));
         }
-        let of_gateway = self.referrer(Kind::KubernetesGateway, &gateway.meta);
+        let of_gateway = self.referrer(Kind::KubernetesGateway, &gateway.meta, true);
         Ok(Some(format!("{CREDENTIAL}{}", of_gateway.permitted("clientCertificateRef", of, to)?)))
     }
 
@@ -115,17 +115,18 @@ impl World {
         };
         (!self.has_pair(&credential)).then(|| {
             let path = credential.trim_start_matches(CREDENTIAL);
-            let message =
-                format!("clientCertificateRef: secret {path} not found, or without tls.crt and tls.key");
+            let message = format!(
+                "clientCertificateRef: secret {path} not found, or without tls.crt (PEM) and tls.key"
+            );
             (INVALID_CLIENT_CERTIFICATE, message)
         })
     }
 
-    /// Returns whether the Secret of a credential has a certificate and a key.
+    /// Returns whether the Secret of a credential has a certificate in PEM form, and a key.
     fn has_pair(&self, credential: &str) -> bool {
         place(credential)
             .and_then(|(namespace, name)| self.secret(namespace, name))
-            .is_some_and(|of| of.pair().is_some())
+            .is_some_and(|of| of.pair().is_some_and(|pair| pair.has_certificate()))
     }
 
     /// Returns whether a policy or a Gateway refers to a ConfigMap with certificates.
@@ -148,10 +149,6 @@ impl World {
                     of.name == name && of.namespace.as_ref().unwrap_or(&gateway.meta.namespace) == namespace
                 })
             })
-    }
-
-    fn referrer<'a>(&'a self, kind: Kind, meta: &'a Meta) -> Referrer<'a> {
-        Referrer { world: self, from: (GROUP, kind.as_str()), namespace: &meta.namespace }
     }
 
     fn certificates(

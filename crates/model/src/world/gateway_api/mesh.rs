@@ -32,7 +32,7 @@ impl<'a> Mesh<'a> {
         let mut numbers: BTreeMap<(Kind, &str, &str), usize> = BTreeMap::new();
         for ((namespace, host), list) in self.0 {
             let (http, connections): (Vec<_>, Vec<_>) =
-                list.into_iter().partition(|of| matches!(of.route.rules, RouteRules::Http(_)));
+                list.into_iter().partition(|of| matches!(of.route.mesh_rules, RouteRules::Http(_)));
             let ports: BTreeSet<Option<u16>> = http.iter().map(|attachment| attachment.port).collect();
             for port in ports {
                 // Routes without a port apply to each port.
@@ -71,7 +71,7 @@ fn of_host(host: &str, port: Option<u16>, consumer: bool) -> VirtualService {
 fn merged(host: &str, port: Option<u16>, attachments: &[&Attachment<'_>]) -> VirtualService {
     let mut spec = of_host(host, port, attachments.iter().any(|attachment| attachment.consumer));
     for attachment in attachments {
-        if let RouteRules::Http(rules) = &attachment.route.rules {
+        if let RouteRules::Http(rules) = &attachment.route.mesh_rules {
             spec.http.extend(rules.iter().cloned());
         }
     }
@@ -83,7 +83,7 @@ fn merged(host: &str, port: Option<u16>, attachments: &[&Attachment<'_>]) -> Vir
 fn single(host: &str, of: &Attachment<'_>) -> VirtualService {
     let mut spec = of_host(host, of.port, of.consumer);
     let matched = L4Match { port: of.port.map(u32::from), ..L4Match::default() };
-    match &of.route.rules {
+    match &of.route.mesh_rules {
         RouteRules::Tcp(to) => {
             let matches = if of.port.is_some() { vec![matched] } else { Vec::new() };
             spec.tcp.push(IstioTcpRoute { matches, route: to.clone() });

@@ -82,7 +82,10 @@ struct Route<'a> {
     origin: &'a Origin,
     parents: &'a [ParentReference],
     hostnames: &'a [String],
+    /// Rules at Gateways.
     rules: RouteRules,
+    /// Rules at services, for which no ReferenceGrants are needed, as in Istio.
+    mesh_rules: RouteRules,
     /// All backends, also those of mirrors.
     backends: Vec<&'a BackendRef>,
 }
@@ -98,6 +101,8 @@ pub(super) struct Referrer<'a> {
     world: &'a World,
     /// API group and kind.
     from: (&'a str, &'a str),
+    /// Whether references to other namespaces need a ReferenceGrant.
+    needs_grant: bool,
     namespace: &'a str,
 }
 
@@ -128,7 +133,8 @@ impl Referrer<'_> {
     /// Returns whether the object may refer to an object of a namespace.
     fn may_refer(&self, namespace: &str, to: (&str, &str), name: &str) -> bool {
         let wanted = Grant { from: self.from, namespace: self.namespace, to, name };
-        namespace == self.namespace
+        !self.needs_grant
+            || namespace == self.namespace
             || to.1 == "Hostname"
             || self
                 .world
@@ -252,12 +258,16 @@ impl World {
         head: RouteHead<'a>,
         (parents, hostnames): (&'a [ParentReference], &'a [String]),
         backends: Vec<&'a BackendRef>,
-        rules: impl FnOnce(&Referrer<'_>) -> RouteRules,
+        rules: impl Fn(&Referrer<'_>) -> RouteRules,
     ) -> Route<'a> {
-        let referrer =
-            Referrer { world: self, from: (GROUP, head.kind.as_str()), namespace: &head.meta.namespace };
-        let rules = rules(&referrer);
-        Route { kind: head.kind, meta: head.meta, origin: head.origin, parents, hostnames, rules, backends }
+        let RouteHead { kind, meta, origin } = head;
+        let (rules, mesh_rules) =
+            (rules(&self.referrer(kind, meta, true)), rules(&self.referrer(kind, meta, false)));
+        Route { kind, meta, origin, parents, hostnames, rules, mesh_rules, backends }
+    }
+
+    fn referrer<'a>(&'a self, kind: Kind, meta: &'a Meta, needs_grant: bool) -> Referrer<'a> {
+        Referrer { world: self, from: (GROUP, kind.as_str()), namespace: &meta.namespace, needs_grant }
     }
 }
 

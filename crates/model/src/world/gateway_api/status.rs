@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Referrer, Refusal, Route,
+    Refusal, Route,
     attach::{Attached, RouteTarget},
     backend_tls::{self, ResolvedPolicy},
     credentials::RefusedReference,
@@ -12,7 +12,7 @@ use super::{
 use crate::{
     api::{
         Kind, ObjectKey, Typed,
-        gateway_api::{FrontendValidationMode, GROUP, KubernetesGateway, ParentReference},
+        gateway_api::{FrontendValidationMode, KubernetesGateway, ParentReference},
     },
     world::{World, store::Entry},
 };
@@ -78,7 +78,7 @@ impl World {
         let mut uses = vec![0; listeners.len()];
         let mut made: Vec<GatewayApiStatus> = Vec::new();
         for route in &routes {
-            let resolved = self.resolved_refs(route);
+            let resolved = [false, true].map(|at_gateway| self.resolved_refs(route, at_gateway));
             let mut parents = Vec::new();
             let mut used = vec![false; listeners.len()];
             for parent in route.parents {
@@ -88,7 +88,8 @@ impl World {
                     let at = listeners.iter().position(|other| std::ptr::eq(other, *listener));
                     at.into_iter().for_each(|at| used[at] = true);
                 }
-                parents.extend(parent_status(parent, &attached, &resolved));
+                let at_gateway = matches!(parent.group_kind().1, "Gateway" | "ListenerSet");
+                parents.extend(parent_status(parent, &attached, &resolved[usize::from(at_gateway)]));
             }
             used.iter().zip(&mut uses).for_each(|(used, uses)| *uses += usize::from(*used));
             made.push(GatewayApiStatus {
@@ -186,11 +187,7 @@ impl World {
     pub(in crate::world) fn backends_without_port(&self) -> Vec<(ObjectKey, String)> {
         let mut found = Vec::new();
         for route in self.routes() {
-            let referrer = Referrer {
-                world: self,
-                from: (GROUP, route.kind.as_str()),
-                namespace: &route.meta.namespace,
-            };
+            let referrer = self.referrer(route.kind, route.meta, true);
             for backend in &route.backends {
                 let host = referrer.backend_host(backend).ok();
                 let Some((service, port)) = host.and_then(|host| self.service(&host)).zip(backend.port)
@@ -213,10 +210,10 @@ impl World {
         found
     }
 
-    /// Returns the condition about the backends of a route. As in Istio, the last error is reported.
-    fn resolved_refs(&self, route: &Route<'_>) -> StatusCondition {
-        let referrer =
-            Referrer { world: self, from: (GROUP, route.kind.as_str()), namespace: &route.meta.namespace };
+    /// Returns the condition about the backends of a route at a Gateway or at a service. As in Istio, the last error is
+    /// reported.
+    fn resolved_refs(&self, route: &Route<'_>, at_gateway: bool) -> StatusCondition {
+        let referrer = self.referrer(route.kind, route.meta, at_gateway);
         let mut condition = holds("ResolvedRefs", "ResolvedRefs", "All references resolved");
         for backend in &route.backends {
             let namespace = backend.namespace.as_ref().unwrap_or(&route.meta.namespace);

@@ -111,13 +111,22 @@ fn a_port_of_the_parent_limits_the_route() {
 }
 
 #[test]
-fn backends_of_other_namespaces_require_a_grant() {
-    let mut world =
-        world(&route("consumer", "web", "", "{backendRefs: [{name: stock, namespace: shop, port: 80}]}"));
-    let host = |world: &World| found(world, 80, "web").unwrap().http[0].route[0].destination.host.clone();
-    assert_eq!(host(&world), "");
-    let resolved = world.gateway_api_status()[0].parents[0].conditions[1].reason;
-    assert_eq!(resolved, "RefNotPermitted");
+fn backends_of_other_namespaces_require_a_grant_at_gateways() {
+    let text = route("consumer", "web", "", "{backendRefs: [{name: stock, namespace: shop, port: 80}]}");
+    let edge = "---\napiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: edge, namespace: web}\n\
+        spec: {gatewayClassName: istio, listeners: [{name: a, port: 80, protocol: HTTP}]}\n";
+    let mut world = world(&(text.replace("parentRefs: [", "parentRefs: [{name: edge}, ") + edge));
+    let host = |world: &World| {
+        let mut rules = world.virtual_services.iter().map(|entry| &entry.object.spec);
+        let of_gateway = rules.find(|rule| rule.gateways.iter().any(|name| name != "mesh")).unwrap();
+        of_gateway.http[0].route[0].destination.host.clone()
+    };
+    let of_mesh = |world: &World| found(world, 80, "web").unwrap().http[0].route[0].destination.host.clone();
+    assert_eq!((host(&world).as_str(), of_mesh(&world).as_str()), ("", "stock.shop.svc.cluster.local"));
+    let statuses = world.gateway_api_status();
+    let parents = &statuses.iter().find(|of| of.object.kind == Kind::HttpRoute).unwrap().parents;
+    let resolved: Vec<_> = parents.iter().map(|parent| parent.conditions[1].reason).collect();
+    assert_eq!(resolved, ["RefNotPermitted", "ResolvedRefs"]);
     let grant = "
 apiVersion: gateway.networking.k8s.io/v1
 kind: ReferenceGrant
