@@ -186,8 +186,12 @@ async fn missing_kinds(connection: &Connection, findings: &mut Findings) -> anyh
         let wanted: BTreeSet<&str> = missing.iter().map(|(group, _)| *group).collect();
         for group in groups.groups.iter().filter(|group| wanted.contains(group.name.as_str())) {
             for version in &group.versions {
-                let served = client.list_api_group_resources(&version.group_version).await;
-                for resource in served.map_err(readable)?.resources {
+                let served = match client.list_api_group_resources(&version.group_version).await {
+                    // The definition was made a moment ago, and is not served yet.
+                    Err(kube::Error::Api(error)) if error.code == 404 => continue,
+                    served => served.map_err(readable)?,
+                };
+                for resource in served.resources {
                     missing
                         .retain(|(of, kind)| (*of, *kind) != (group.name.as_str(), resource.kind.as_str()));
                 }
