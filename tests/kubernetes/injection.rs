@@ -9,7 +9,7 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
-use skysail_testkit::cached;
+use skysail_testkit::{cached, eventually};
 
 use crate::cluster::Cluster;
 
@@ -242,13 +242,12 @@ fn the_webhook_refuses_objects_with_errors() {
     cluster.done(&["create", "-f", "-"], &configuration.to_string());
     let checked = std::panic::catch_unwind(|| {
         // The API server applies a new configuration within a moment.
-        let message = loop {
+        let message = eventually("the webhook refuses the object", || {
             let refused = cluster.kubectl(&["create", "--dry-run=server", "-f", "-"], &bad);
-            if !refused.status.success() {
-                break String::from_utf8_lossy(&refused.stderr).into_owned();
-            }
-        };
-        assert!(message.contains("spec.http[0].route") && message.contains("[SKY"), "{message}");
+            let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+            if message.contains("[SKY") { Ok(message) } else { Err(message) }
+        });
+        assert!(message.contains("spec.http[0].route"), "{message}");
         cluster.done(&["create", "-f", "-"], &good);
         let refused = cluster.kubectl(&["replace", "-f", "-"], &bad);
         assert!(!refused.status.success(), "a change is validated too");

@@ -59,6 +59,8 @@ use crate::{
 const TRIM_INTERVAL: Duration = Duration::from_secs(1);
 /// Lease of the leader of several replicas.
 const LEASE: &str = "skysail-leader";
+/// Lease of the replica that deploys gateways, without its revision.
+const GATEWAYS_LEASE: &str = "skysail-gateways";
 /// Time for calls to end after SIGTERM or SIGINT.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -89,10 +91,10 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     };
     let (trigger, shutdown) = shutdown::channel();
     let (certificate, injection) = plane.listen(shutdown).await?;
-    let leadership = plane.start_background_tasks(sources, certificate, injection)?;
+    let leaderships = plane.start_background_tasks(sources, certificate, injection)?;
     let signal = terminate.await?;
     info!(signal, "shutting down");
-    if let Some(leadership) = leadership {
+    for leadership in leaderships {
         leadership.end().await;
     }
     plane.shut_down(trigger).await;
@@ -255,13 +257,13 @@ impl ControlPlane {
         (Arc::clone(connections), Arc::clone(&metrics.limits))
     }
 
-    /// Starts the tasks that run until the process ends. Returns the candidacy for the leadership, if there is one.
+    /// Starts the tasks that run until the process ends. Returns the candidacies for leaderships.
     fn start_background_tasks(
         &self,
         Sources { folders, cluster }: Sources,
         certificate: ServerCertificate,
         injection: Option<Settings>,
-    ) -> anyhow::Result<Option<Leadership>> {
+    ) -> anyhow::Result<Vec<Leadership>> {
         let Self { audit, publisher, authority, .. } = self;
         tokio::spawn(record_authority_changes(Arc::clone(authority), Arc::clone(audit)));
         tokio::spawn(Arc::clone(&self.prefetch).write_changes());
@@ -286,27 +288,30 @@ impl ControlPlane {
         tokio::spawn(release_memory(Arc::clone(publisher)));
         tokio::spawn(Arc::clone(publisher).follow_health_reports());
         tokio::spawn(watch_configuration(folders, Arc::clone(publisher)));
-        let Some((cluster, server)) = cluster.zip(self.server.as_ref()) else { return Ok(None) };
+        let Some((cluster, server)) = cluster.zip(self.server.as_ref()) else { return Ok(Vec::new()) };
         let (publications, published) = watch::channel(());
         let statuses = cluster.statuses();
         tokio::spawn(watch_cluster(cluster, Arc::clone(publisher), publications));
         let deployed = injection.filter(|_| self.args.deploy_gateways);
-        if !self.args.write_status && deployed.is_none() {
-            return Ok(None);
-        }
-        let (mut leadership, leads) = Leadership::start(server, &self.args.namespace()?);
+        let (namespace, mut leaderships) = (self.args.namespace()?, Vec::new());
         if let Some(settings) = deployed {
+            // Each revision deploys its own Gateways.
+            let lease = format!("{GATEWAYS_LEASE}-{}", settings.revision);
+            let (mut leadership, leads) = Leadership::start(server, &namespace, &lease);
             let (publisher, server) = (Arc::clone(publisher), server.clone());
-            let (statuses, leads, published) = (Arc::clone(&statuses), leads.clone(), published.clone());
+            let (statuses, published) = (Arc::clone(&statuses), published.clone());
             let deployer = GatewayDeployer { publisher, server, statuses, settings, leads, published };
             leadership.tasks.push(tokio::spawn(deployer.run()));
+            leaderships.push(leadership);
         }
         if self.args.write_status {
+            let (mut leadership, leads) = Leadership::start(server, &namespace, LEASE);
             let publisher = Arc::clone(publisher);
             let writer = StatusWriter { publisher, statuses, leads, published };
             leadership.tasks.push(tokio::spawn(writer.run()));
+            leaderships.push(leadership);
         }
-        Ok(Some(leadership))
+        Ok(leaderships)
     }
 
     /// Ends all streams and writes the state.
@@ -469,11 +474,11 @@ struct Leadership {
 
 impl Leadership {
     /// Stands for election. Also returns whether this replica leads.
-    fn start(server: &ApiServer, namespace: &str) -> (Self, watch::Receiver<bool>) {
+    fn start(server: &ApiServer, namespace: &str, lease: &str) -> (Self, watch::Receiver<bool>) {
         let name = std::env::var("POD_NAME").unwrap_or_else(|_| "skysaild".to_owned());
         // A container that starts again in its pod is another candidate.
         let identity = format!("{name}_{:016x}", fastrand::u64(..));
-        let candidate = || server.candidate(namespace, LEASE, &identity);
+        let candidate = || server.candidate(namespace, lease, &identity);
         let (leads, receiver) = watch::channel(false);
         let tasks = vec![tokio::spawn(candidate().run(leads))];
         (Self { tasks, candidate: candidate() }, receiver)

@@ -37,7 +37,8 @@ pub struct Args {
     #[arg(long)]
     pub write_status: bool,
     /// Deploy the proxies of Gateways of Gateway API on the watched cluster: for each Gateway a ServiceAccount, a Deployment
-    /// and a Service of its own. The holder of the Lease does so. Needs --injection-image.
+    /// and a Service of its own. Of several replicas, the holder of the Lease skysail-gateways-REVISION does so. Needs
+    /// --injection-image.
     #[arg(long, requires = "injection_image")]
     pub deploy_gateways: bool,
     /// Directory with objects that a program has generated from those of --config; watched. Messages about a generated

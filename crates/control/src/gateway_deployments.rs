@@ -6,13 +6,14 @@
 //! The number of replicas is left to users and autoscalers.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     convert::Infallible,
     future::pending,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use futures_util::{StreamExt as _, stream};
 use serde_json::{Map, Value, json};
 use skysail_core::{logging::Throttle, names::HEALTH_PORT};
 use skysail_inject::{InjectError, Owner, Settings, inject};
@@ -24,7 +25,7 @@ use skysail_model::{
 };
 use tokio::{
     sync::watch,
-    time::{MissedTickBehavior, interval},
+    time::{MissedTickBehavior, interval, sleep},
 };
 use tracing::{info, warn};
 
@@ -32,6 +33,12 @@ use crate::publish::Publisher;
 
 /// Interval at which all objects are applied again, and failed ones are tried again.
 const INTERVAL: Duration = Duration::from_secs(30);
+/// Time in which further changes are awaited, as for statuses.
+const SETTLE: Duration = Duration::from_millis(100);
+/// Number of Gateways that are deployed at the same time: a slow one does not delay the others.
+const DEPLOYMENTS: usize = 8;
+/// Maximum number of Gateways that a message names.
+const MAX_NAMED: usize = 20;
 /// Label of the deployed objects, and its value.
 const MANAGED: (&str, &str) = ("gateway.istio.io/managed", "skysail.io-gateway-controller");
 /// Port of health checks at the Service, as cloud providers expect it.
@@ -49,17 +56,23 @@ pub(crate) struct GatewayDeployer {
     pub(crate) published: watch::Receiver<()>,
 }
 
+/// What was applied for a Gateway, or could not be.
+struct Attempt {
+    owner: ObjectOwner,
+    objects: Vec<Value>,
+}
+
 impl GatewayDeployer {
     /// Deploys without end.
     pub(crate) async fn run(mut self) -> Infallible {
-        let mut applied: HashMap<ClusterObject, (ObjectOwner, Vec<Value>)> = HashMap::new();
+        let mut attempts: HashMap<ClusterObject, Attempt> = HashMap::new();
         let lines = Throttle::new(INTERVAL);
         let mut ticks = interval(INTERVAL);
-        let mut is_due = false;
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut is_due = false;
         loop {
             while !*self.leads.borrow_and_update() {
-                applied.clear();
+                attempts.clear();
                 if self.leads.changed().await.is_err() {
                     return pending().await;
                 }
@@ -67,17 +80,18 @@ impl GatewayDeployer {
             self.published.mark_unchanged();
             let publisher = Arc::clone(&self.publisher);
             let read = move || publisher.with_served(|world, _| world.gateway_deployments());
-            let meant = tokio::task::spawn_blocking(read).await.unwrap_or_default();
-            applied.retain(|object, _| meant.iter().any(|of| object_of(of) == *object));
-            for deployment in meant.iter().filter(|of| self.is_own(of)) {
-                self.deploy(deployment, is_due, &mut applied, &lines).await;
-            }
+            let mut meant = tokio::task::spawn_blocking(read).await.unwrap_or_default();
+            meant.retain(|of| self.is_own(of));
+            let known: HashSet<ClusterObject> = meant.iter().map(object_of).collect();
+            attempts.retain(|gateway, _| known.contains(gateway));
+            self.deploy(&meant, is_due, &mut attempts, &lines).await;
             is_due = false;
             tokio::select! {
                 _ = self.published.changed() => {}
                 _ = ticks.tick() => is_due = true,
                 ended = self.leads.changed() => if ended.is_err() { return pending().await },
             }
+            sleep(SETTLE).await;
         }
     }
 
@@ -88,51 +102,66 @@ impl GatewayDeployer {
         }
     }
 
-    /// Applies the objects of a Gateway, if they differ from what was applied last, or `is_due`.
+    /// Applies the objects of the Gateways for which they differ from the last attempt; of all, if `is_due`.
     async fn deploy(
         &self,
-        deployment: &GatewayDeployment,
+        meant: &[GatewayDeployment],
         is_due: bool,
-        applied: &mut HashMap<ClusterObject, (ObjectOwner, Vec<Value>)>,
+        attempts: &mut HashMap<ClusterObject, Attempt>,
         lines: &Throttle,
     ) {
-        let gateway = object_of(deployment);
-        // Without it, the Gateway comes from a file, or is gone.
-        let Some(observed) = self.statuses.get(&gateway) else { return };
-        let owner =
-            ObjectOwner { version: format!("{GROUP}/v1"), object: gateway.clone(), uid: observed.uid };
-        let result = match objects(deployment, &self.settings) {
-            Ok(meant)
-                if !is_due
-                    && applied.get(&gateway).is_some_and(|(by, last)| *by == owner && *last == meant) =>
-            {
-                return;
-            }
-            Ok(meant) => self.apply(&owner, &meant).await.map(|()| meant),
-            Err(error) => Err(error.to_string()),
+        let due = meant.iter().filter_map(|deployment| {
+            let gateway = object_of(deployment);
+            // Without it, the Gateway comes from a file, or is gone.
+            let uid = self.statuses.get(&gateway)?.uid;
+            let owner = ObjectOwner { version: format!("{GROUP}/v1"), object: gateway, uid };
+            let (objects, refused) = match objects(deployment, &self.settings) {
+                Ok(objects) => (objects, None),
+                Err(error) => (Vec::new(), Some(error.to_string())),
+            };
+            let last = attempts.get(&owner.object);
+            let is_new = last.is_none_or(|last| last.owner != owner || last.objects != objects);
+            let is_first = last.is_none();
+            let name = deployment.gateway.to_string();
+            (is_due || is_new).then_some((name, Attempt { owner, objects }, refused, is_first))
+        });
+        let due: Vec<_> = due.collect();
+        let apply = async |(gateway, attempt, refused, is_first): (String, Attempt, _, bool)| {
+            let result = match refused {
+                Some(refused) => Err(refused),
+                None => self.apply(&attempt).await,
+            };
+            (gateway, attempt, result, is_first)
         };
-        match result {
-            Ok(meant) => {
-                if applied.insert(gateway, (owner, meant)).is_none() {
-                    let GatewayDeployment { gateway, name, .. } = deployment;
-                    info!(%gateway, deployment = name, "the proxies of a Gateway are deployed");
-                }
+        let mut results = stream::iter(due).map(apply).buffer_unordered(DEPLOYMENTS);
+        let mut failed: Vec<(String, String)> = Vec::new();
+        while let Some((gateway, attempt, result, is_first)) = results.next().await {
+            match result {
+                Ok(()) if is_first => info!(gateway, "the proxies of a Gateway are deployed"),
+                Ok(()) => {}
+                Err(error) => failed.push((gateway, error)),
             }
-            Err(error) => {
-                if let Some(more) = lines.admit(Instant::now()) {
-                    let gateway = &deployment.gateway;
-                    warn!(error, more, %gateway, "the proxies of a Gateway are not deployed; it is tried again");
-                }
-            }
+            attempts.insert(attempt.owner.object.clone(), attempt);
+        }
+        if let Some((_, error)) = failed.first()
+            && let Some(more) = lines.admit(Instant::now())
+        {
+            let names: Vec<&str> =
+                failed.iter().take(MAX_NAMED).map(|(gateway, _)| gateway.as_str()).collect();
+            let (count, gateways) = (failed.len(), names.join(", "));
+            warn!(
+                error,
+                more, count, gateways, "the proxies of Gateways are not deployed; it is tried again in 30 s"
+            );
         }
     }
 
-    async fn apply(&self, owner: &ObjectOwner, objects: &[Value]) -> Result<(), String> {
-        for object in objects {
+    async fn apply(&self, attempt: &Attempt) -> Result<(), String> {
+        for object in &attempt.objects {
             if !*self.leads.borrow() {
                 return Err("another replica leads now".to_owned());
             }
-            self.server.apply_owned(owner, object).await.map_err(|error| error.to_string())?;
+            self.server.apply_owned(&attempt.owner, object).await.map_err(|error| error.to_string())?;
         }
         Ok(())
     }
@@ -155,24 +184,22 @@ fn objects(of: &GatewayDeployment, settings: &Settings) -> Result<Vec<Value>, In
         labels.extend(own.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())));
         labels
     };
-    let object = |version: &str, kind: &str, rest: Value| {
+    let object = |version: &str, kind: &str, name: &str, rest: Value| {
         let mut object = json!({ "apiVersion": version, "kind": kind, "metadata": {
-            "name": of.name, "labels": labels(&[MANAGED]), "annotations": texts(&of.infrastructure.annotations),
+            "name": name, "labels": labels(&[MANAGED]), "annotations": texts(&of.infrastructure.annotations),
         }});
         if let (Value::Object(object), Value::Object(rest)) = (&mut object, rest) {
             object.extend(rest);
         }
         object
     };
-    let pod = pod(of, settings, labels(&[MANAGED, ("sidecar.istio.io/inject", "false")]))?;
+    let template = pod(of, settings, labels(&[MANAGED, ("sidecar.istio.io/inject", "false")]))?;
+    let deployment = json!({ "spec": { "selector": { "matchLabels": of.selector }, "template": template } });
+    // Without a Service, no proxies start.
     Ok(vec![
-        object("v1", "ServiceAccount", json!({})),
-        object(
-            "apps/v1",
-            "Deployment",
-            json!({ "spec": { "selector": { "matchLabels": of.selector }, "template": pod } }),
-        ),
-        object("v1", "Service", json!({ "spec": service(of) })),
+        object("v1", "ServiceAccount", &of.account, json!({})),
+        object("v1", "Service", &of.name, json!({ "spec": service(of) })),
+        object("apps/v1", "Deployment", &of.name, deployment),
     ])
 }
 
@@ -189,7 +216,9 @@ fn pod(
             "annotations": { "inject.istio.io/templates": "gateway" },
         },
         "spec": {
-            "serviceAccountName": of.name,
+            "serviceAccountName": of.account,
+            // The proxy has a token of its own, which the API server does not accept.
+            "automountServiceAccountToken": false,
             // The proxy listens on the ports of the listeners without a capability.
             "securityContext": { "sysctls": [{ "name": "net.ipv4.ip_unprivileged_port_start", "value": "0" }] },
             "containers": [{ "name": "istio-proxy", "image": "auto", "ports": ports.collect::<Vec<_>>() }],
@@ -255,6 +284,7 @@ mod tests {
             },
             revision: String::new(),
             name: "web-skysail".into(),
+            account: "web-skysail".into(),
             selector: texts(&[("gateway.networking.k8s.io/gateway-name", "web")]),
             infrastructure: Infrastructure::default(),
             service_type: String::new(),
@@ -278,7 +308,7 @@ mod tests {
             ("inject.istio.io/templates".to_owned(), "sidecar".to_owned()),
         ]);
         let hostile = objects(&hostile, &Settings::new("proxy:1")).unwrap();
-        let template = |objects: &[Value]| objects[1]["spec"]["template"].clone();
+        let template = |objects: &[Value]| objects[2]["spec"]["template"].clone();
         assert_eq!(template(&plain)["spec"], template(&hostile)["spec"]);
         let labels = &template(&hostile)["metadata"]["labels"];
         assert_eq!(labels["team"], "one");
@@ -301,6 +331,6 @@ mod tests {
     #[test]
     fn the_number_of_replicas_is_left_to_others() {
         let objects = objects(&deployment(), &Settings::new("proxy:1")).unwrap();
-        assert_eq!(objects[1]["spec"]["replicas"], Value::Null);
+        assert_eq!(objects[2]["spec"]["replicas"], Value::Null);
     }
 }

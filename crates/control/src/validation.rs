@@ -1,7 +1,8 @@
 //! The webhook for validation: the API server asks about each object of Istio's kinds, of Gateway API and of Skysail that is
 //! created or changed. The answer is that of `skysail analyze` about the object alone.
 //!
-//! An error refuses an object. Objects of Gateway API may be for another controller, so their errors are warnings.
+//! An error refuses an object. Objects of Gateway API may be for another controller, so their errors are warnings. So are
+//! errors that an object had before, and those of an object that is being deleted: its finalizers must be removable.
 
 use serde_json::{Value, json};
 use skysail_inject::{ReviewError, answer};
@@ -26,9 +27,11 @@ pub(crate) fn review(body: &[u8]) -> Result<Value, ReviewError> {
         }
         let name = request["name"].as_str().unwrap_or_default();
         let found = parse(&object.to_string(), name).diagnostics;
-        let is_for_all = request["kind"]["group"] != GROUP;
+        let is_changed = request["oldObject"]["spec"] != object["spec"];
+        let is_deleted = object["metadata"]["deletionTimestamp"].is_string();
+        let refuses = request["kind"]["group"] != GROUP && is_changed && !is_deleted;
         let (errors, warnings): (Vec<_>, Vec<_>) =
-            found.iter().partition(|one| is_for_all && one.severity == Severity::Error);
+            found.iter().partition(|one| refuses && one.severity == Severity::Error);
         let warnings = warnings.into_iter().take(MAX_WARNINGS).map(|one| cut(line(one), MAX_WARNING));
         let warnings: Vec<String> = warnings.collect();
         if !warnings.is_empty() {
@@ -100,6 +103,23 @@ mod tests {
         let answer = response(GROUP, &gateway);
         assert_eq!(answer["allowed"], true);
         assert!(answer["warnings"][0].as_str().unwrap().contains("[SKY"), "{answer}");
+    }
+
+    #[test]
+    fn errors_that_are_there_already_refuse_no_change() {
+        let bad = service(&json!({ "hosts": [] }));
+        let response = |before: &Value, object: &Value| {
+            let review = json!({ "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+                "uid": "u", "kind": { "group": "networking.istio.io" }, "operation": "UPDATE",
+                "object": object, "oldObject": before } });
+            review_of(&review)["response"].clone()
+        };
+        let allowed = response(&bad, &bad);
+        assert!(allowed["allowed"] == true && allowed["warnings"][0].is_string(), "{allowed}");
+        assert_eq!(response(&service(&json!({ "hosts": ["a"] })), &bad)["allowed"], false);
+        let mut deleted = bad.clone();
+        deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        assert_eq!(response(&Value::Null, &deleted)["allowed"], true);
     }
 
     #[test]

@@ -67,12 +67,15 @@ struct Webhook {
     settings: Settings,
     long_bodies: Arc<Semaphore>,
     answers: Arc<Semaphore>,
+    /// Permit of a validation. It does not delay injection, also if an object has many costly expressions.
+    validation: Arc<Semaphore>,
 }
 
 /// Serves the webhook; never returns.
 pub(crate) async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, settings: Settings) -> Infallible {
     let (long_bodies, answers) = (Arc::new(Semaphore::new(LONG_BODIES)), Arc::new(Semaphore::new(ANSWERS)));
-    let webhook = Arc::new(Webhook { settings, long_bodies, answers });
+    let validation = Arc::new(Semaphore::new(1));
+    let webhook = Arc::new(Webhook { settings, long_bodies, answers, validation });
     let router = Router::new()
         .route("/inject", post(admit))
         .route("/inject/{*parameters}", post(admit))
@@ -152,7 +155,8 @@ async fn admit(
         Ok(body) => body,
         Err(_) => return (StatusCode::PAYLOAD_TOO_LARGE, "the body is too large\n").into_response(),
     };
-    let Ok(answering) = Arc::clone(&webhook.answers).acquire_owned().await else {
+    let permits = if uri.path() == VALIDATE { &webhook.validation } else { &webhook.answers };
+    let Ok(answering) = Arc::clone(permits).acquire_owned().await else {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
     };
     let shared = Arc::clone(&webhook);

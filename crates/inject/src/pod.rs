@@ -142,7 +142,7 @@ impl Plan<'_> {
         }
         annotations.insert(REVISION.into(), self.settings.revision.as_str().into());
         annotations.insert(STATUS.into(), status.into());
-        if self.settings.interceptor == Interceptor::Cni {
+        if self.settings.interceptor == Interceptor::Cni && self.is_sidecar() {
             // The plugin reads its settings from annotations.
             annotations.insert("sidecar.istio.io/interceptionMode".into(), self.mode.as_str().into());
         }

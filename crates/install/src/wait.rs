@@ -4,7 +4,11 @@ use std::{fmt, time::Duration};
 
 use anyhow::Context as _;
 use k8s_openapi::api::{
-    admissionregistration::v1::MutatingWebhookConfiguration, apps::v1::Deployment, core::v1::Pod,
+    admissionregistration::v1::{
+        MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
+    },
+    apps::v1::Deployment,
+    core::v1::Pod,
 };
 use kube::{Api, ResourceExt as _, api::ListParams};
 use tokio::time::{Instant, sleep};
@@ -116,22 +120,27 @@ pub(crate) async fn webhook(
     timeout: Duration,
     report: &dyn Fn(&str),
 ) -> anyhow::Result<()> {
-    let name = target.webhook();
-    let api: Api<MutatingWebhookConfiguration> = Api::all(connection.client());
+    let injection: Api<MutatingWebhookConfiguration> = Api::all(connection.client());
+    let validation: Api<ValidatingWebhookConfiguration> = Api::all(connection.client());
+    let is_empty =
+        |client: &WebhookClientConfig| client.ca_bundle.as_ref().is_none_or(|bundle| bundle.0.is_empty());
     let look = async || {
-        let configuration = api.get(&name).await.map_err(readable)?;
-        let is_empty =
-            |bundle: Option<&k8s_openapi::ByteString>| bundle.is_none_or(|bundle| bundle.0.is_empty());
-        let lacks = configuration
-            .webhooks
-            .iter()
-            .flatten()
-            .any(|webhook| is_empty(webhook.client_config.ca_bundle.as_ref()));
-        Ok(lacks.then(|| format!("the control plane sets caBundle of MutatingWebhookConfiguration {name}")))
+        let name = target.webhook();
+        let of_injection = injection.get(&name).await.map_err(readable)?;
+        if of_injection.webhooks.iter().flatten().any(|webhook| is_empty(&webhook.client_config)) {
+            return Ok(Some(format!(
+                "the control plane sets caBundle of MutatingWebhookConfiguration {name}"
+            )));
+        }
+        let name = target.validator();
+        let of_validation = validation.get_opt(&name).await.map_err(readable)?;
+        let mut webhooks = of_validation.iter().flat_map(|one| one.webhooks.iter().flatten());
+        let lacks = webhooks.any(|webhook| is_empty(&webhook.client_config));
+        Ok(lacks.then(|| format!("the control plane sets caBundle of ValidatingWebhookConfiguration {name}")))
     };
     until_none(timeout, report, look)
         .await
-        .context("injection does not work; see the log of the control plane")
+        .context("the webhooks do not work; see the log of the control plane")
 }
 
 /// Waits until an object is gone.

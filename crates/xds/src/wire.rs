@@ -293,7 +293,7 @@ impl Iterator for Pieces {
         while self.open.len() < PIECE_LENGTH && self.body.is_none() && !is_last {
             is_last = !self.write();
         }
-        self.room = self.room.saturating_sub(self.open.len());
+        self.room = if is_last { 0 } else { self.room.saturating_sub(self.open.len()) };
         if self.open.is_empty() {
             return self.body.take();
         }

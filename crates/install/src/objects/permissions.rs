@@ -17,6 +17,8 @@ const ADMISSION: &str = "admissionregistration.k8s.io";
 const WEBHOOKS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
 /// Lease of the leader of the control planes.
 const LEASE: &str = "skysail-leader";
+/// Lease of the replica that deploys gateways, without its revision.
+const GATEWAYS_LEASE: &str = "skysail-gateways";
 /// API group of roles.
 const GROUP: &str = "rbac.authorization.k8s.io";
 
@@ -36,7 +38,7 @@ pub(super) fn objects(installation: &Installation) -> Vec<Object> {
         object(ObjectKind::SERVICE_ACCOUNT, name, json!({})),
         object(ObjectKind::CLUSTER_ROLE, everywhere, json!({ "rules": cluster_rules(installation) })),
         object(ObjectKind::CLUSTER_ROLE_BINDING, everywhere, binding(role("ClusterRole", everywhere))),
-        object(ObjectKind::ROLE, name, json!({ "rules": namespace_rules() })),
+        object(ObjectKind::ROLE, name, json!({ "rules": namespace_rules(installation) })),
         object(ObjectKind::ROLE_BINDING, name, binding(role("Role", name))),
     ]
 }
@@ -87,14 +89,19 @@ fn cluster_rules(installation: &Installation) -> Vec<Value> {
 }
 
 /// Returns what the control plane may do in its namespace besides: keep its certificate authority, and elect a leader.
-fn namespace_rules() -> Vec<Value> {
+fn namespace_rules(installation: &Installation) -> Vec<Value> {
     let leases = |verbs: &[&str]| rule("coordination.k8s.io", &["leases"], verbs);
-    vec![
+    let mut rules = vec![
         rule("", &["secrets"], &["create"]),
         named(rule("", &["secrets"], &["update"]), AUTHORITY),
         leases(&["create"]),
         named(leases(&["get", "update"]), LEASE),
-    ]
+    ];
+    if installation.deploys_gateways {
+        let lease = format!("{GATEWAYS_LEASE}-{}", installation.target.revision);
+        rules.push(named(leases(&["get", "update"]), &lease));
+    }
+    rules
 }
 
 /// Restricts a rule to the objects of a name.

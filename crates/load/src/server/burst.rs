@@ -31,13 +31,13 @@ const MAX_COLLECTED: usize = 256 << 10;
 pub(super) struct Collected(Rc<RefCell<BytesMut>>);
 
 /// Server side of a connection whose output is collected.
-pub(super) struct Connection {
+pub(super) struct BurstConnection {
     session: h2::server::Connection<Join<OwnedReadHalf, Collected>, Bytes>,
     collected: Collected,
     socket: OwnedWriteHalf,
 }
 
-impl Connection {
+impl BurstConnection {
     /// Receives the preface of a client.
     ///
     /// # Errors

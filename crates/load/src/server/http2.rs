@@ -75,7 +75,7 @@ pub(super) fn serve(
 async fn connection(stream: tokio::net::TcpStream) -> Result<(), h2::Error> {
     let mut builder = h2::server::Builder::new();
     builder.initial_connection_window_size(WINDOW).max_concurrent_streams(MAX_STREAMS);
-    let mut connection = burst::Connection::handshake(stream, &builder).await?;
+    let mut connection = burst::BurstConnection::handshake(stream, &builder).await?;
     while let Some(request) = connection.accept().await {
         let (request, answer) = request?;
         tokio::task::spawn_local(async { drop(answer_request(request, answer).await) });

@@ -59,6 +59,9 @@ pub(super) struct Arrival {
     pub(super) destination: SocketAddr,
 }
 
+/// ALPN protocol of the mutual TLS of sidecars. Source: Istio.
+const ISTIO_PROTOCOL: &[u8] = b"istio";
+
 impl Arrival {
     /// Finds the listener. Returns `None` if it no longer exists or the socket has failed.
     pub(super) fn new(
@@ -149,7 +152,12 @@ impl Arrival {
 
     /// Returns the time that the client has to send first.
     fn patience(&self) -> Duration {
-        let findings = Findings { transport: Some(Transport::Tls), ..Findings::default() };
+        // The protocols of sidecars select the chain of mutual TLS.
+        let findings = Findings {
+            transport: Some(Transport::Tls),
+            protocols: vec![ISTIO_PROTOCOL.into()],
+            ..Findings::default()
+        };
         let chain = filter_chain_match::select(&self.listener, &self.facts(&findings));
         if chain.is_some_and(|chain| chain.tls.is_some()) {
             early::TLS_CLIENT_FIRST_TIMEOUT

@@ -32,6 +32,8 @@ pub struct GatewayDeployment {
     pub revision: String,
     /// Name of the deployed objects: `GATEWAY-CLASS`, as in Istio.
     pub name: String,
+    /// Name of the ServiceAccount. No annotation chooses it, because it is the identity of the proxies.
+    pub account: String,
     /// Labels that select the proxies.
     pub selector: Labels,
     /// Labels and annotations of the deployed objects.
@@ -54,7 +56,8 @@ impl World {
             let addresses = &gateway.spec.addresses;
             let is_own = addresses.iter().all(|of| of.kind() == IP_ADDRESS) && addresses.len() <= 1;
             let port = u16::try_from(listener.listener.port).ok().filter(|port| *port > 0);
-            let (Some(port), Some(protocol), true) = (port, listener.protocol(), is_own) else { continue };
+            let is_served = is_own && listener.listener.is_supported();
+            let (Some(port), Some(protocol), true) = (port, listener.protocol(), is_served) else { continue };
             let (namespace, name) = (gateway.meta.namespace.clone(), gateway.meta.name.clone());
             let key = ObjectKey { kind: Kind::KubernetesGateway, namespace, name };
             let new = || GatewayDeployment::new(key.clone(), gateway, self.namespace(&key.namespace));
@@ -85,7 +88,8 @@ impl GatewayDeployment {
         let default = || format!("{}-{}", key.name, gateway.spec.gateway_class_name);
         Self {
             revision: revision.cloned().unwrap_or_default(),
-            name: bounded(&annotation(NAME).filter(|name| !name.is_empty()).unwrap_or_else(default)),
+            name: service_name(&annotation(NAME).filter(|name| !name.is_empty()).unwrap_or_else(default)),
+            account: service_name(&default()),
             selector: proxy_labels(&key.name),
             infrastructure: gateway.spec.infrastructure.clone(),
             service_type: annotation(SERVICE_TYPE).unwrap_or_default(),
@@ -101,12 +105,24 @@ pub(super) fn proxy_labels(gateway: &str) -> Labels {
     Labels::from([(GATEWAY_NAME.to_owned(), bounded(gateway))])
 }
 
-/// Shortens a name that is too long. A hash keeps it unique.
+/// Shortens a label that is too long. A hash keeps it unique.
 fn bounded(name: &str) -> String {
     if name.len() <= MAX_NAME {
         return name.to_owned();
     }
     let kept = &name[..name.floor_char_boundary(MAX_NAME - 9)];
+    format!("{kept}-{:08x}", fingerprint(name) & u64::from(u32::MAX))
+}
+
+/// Returns the name itself if a Service may have it (RFC 1035, section 2.3.1), otherwise one like it with a hash.
+fn service_name(name: &str) -> String {
+    let starts = name.starts_with(|first: char| first.is_ascii_lowercase());
+    if starts && !name.contains('.') {
+        return bounded(name);
+    }
+    let start = if starts { "" } else { "g-" };
+    let like = format!("{start}{}", name.replace('.', "-"));
+    let kept = &like[..like.floor_char_boundary(MAX_NAME - 9)];
     format!("{kept}-{:08x}", fingerprint(name) & u64::from(u32::MAX))
 }
 
@@ -187,5 +203,14 @@ mod tests {
         let (one, other) = (bounded(&long), bounded(&format!("{long}b")));
         assert!(one.len() == MAX_NAME && other.len() == MAX_NAME && one != other);
         assert_eq!(bounded("short"), "short");
+        assert_eq!(service_name("web-skysail"), "web-skysail");
+        let names = ["a.b", "a-b", "1.b", &format!("{}.b", "a".repeat(80))].map(service_name);
+        for name in &names {
+            assert!(
+                name.len() <= MAX_NAME && name.starts_with(char::is_alphabetic) && !name.contains('.'),
+                "{name}"
+            );
+        }
+        assert_ne!(names[0], names[1]);
     }
 }
