@@ -117,7 +117,7 @@ mod tests {
         let allowed = response(&bad, &bad);
         assert!(allowed["allowed"] == true && allowed["warnings"][0].is_string(), "{allowed}");
         assert_eq!(response(&service(&json!({ "hosts": ["a"] })), &bad)["allowed"], false);
-        let mut deleted = bad.clone();
+        let mut deleted = bad;
         deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
         assert_eq!(response(&Value::Null, &deleted)["allowed"], true);
     }
