@@ -13,7 +13,7 @@ use crate::cluster::Cluster;
 const SKYSAIL: &str = env!("CARGO_BIN_EXE_skysail");
 /// Kinds of the objects of an installation, but for its namespace.
 const KINDS: &str = "serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,services,deployments,\
-    poddisruptionbudgets,horizontalpodautoscalers,mutatingwebhookconfigurations";
+    poddisruptionbudgets,horizontalpodautoscalers,mutatingwebhookconfigurations,validatingwebhookconfigurations";
 
 /// A revision of its own in a namespace of its own: tests run at the same time.
 pub(crate) struct Mesh {
@@ -81,7 +81,7 @@ fn an_installation_is_complete_repeatable_and_removable() {
     let tried = mesh.done("install", &["--dry-run"]);
     assert_eq!(
         (changes(&tried)[0], changes(&tried).len()),
-        ("unchanged", 11),
+        ("unchanged", 12),
         "the namespace exists: {tried}"
     );
     assert!(changes(&tried)[1..].iter().all(|change| *change == "created"), "{tried}");
@@ -89,7 +89,7 @@ fn an_installation_is_complete_repeatable_and_removable() {
 
     let installed = mesh.done("install", &["--no-wait"]);
     assert_eq!(changes(&installed), changes(&tried), "what the dry run said: {installed}");
-    assert_eq!(mesh.objects().len(), 10, "{:?}", mesh.objects());
+    assert_eq!(mesh.objects().len(), 11, "{:?}", mesh.objects());
     let again = mesh.done("install", &["--no-wait"]);
     assert!(changes(&again).iter().all(|change| *change == "unchanged"), "{again}");
 
@@ -108,9 +108,9 @@ fn an_installation_is_complete_repeatable_and_removable() {
     assert_eq!(changes(&forced).iter().filter(|change| **change == "changed").count(), 1, "{forced}");
 
     let listed = mesh.done("uninstall", &["--dry-run"]);
-    assert!(listed.contains("MutatingWebhookConfiguration") && mesh.objects().len() == 9, "{listed}");
+    assert!(listed.contains("MutatingWebhookConfiguration") && mesh.objects().len() == 10, "{listed}");
     let asked = mesh.refused("uninstall", &[]);
-    assert!(asked.contains("set --yes") && mesh.objects().len() == 9, "{asked}");
+    assert!(asked.contains("set --yes") && mesh.objects().len() == 10, "{asked}");
     let removed = mesh.done("uninstall", &["--yes"]);
     assert!(mesh.objects().is_empty(), "{removed}");
     mesh.cluster.done(&["get", "namespace", &mesh.cluster.namespace], "");
@@ -243,7 +243,7 @@ fn a_missing_namespace_is_created() {
         String::from_utf8(output.stdout).unwrap()
     };
     let tried = run("install", &["--dry-run"]);
-    assert_eq!(changes(&tried), ["created"; 11], "{tried}");
+    assert_eq!(changes(&tried), ["created"; 12], "{tried}");
     assert!(!mesh.cluster.kubectl(&["get", "namespace", &namespace], "").status.success());
     run("install", &["--no-wait"]);
     run("uninstall", &["--yes"]);
