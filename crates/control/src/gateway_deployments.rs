@@ -56,7 +56,7 @@ pub(crate) struct GatewayDeployer {
     pub(crate) published: watch::Receiver<()>,
 }
 
-/// What was applied for a Gateway, or could not be.
+/// Objects of a Gateway at the last attempt to apply them, whether it succeeded or failed.
 struct Attempt {
     owner: ObjectOwner,
     objects: Vec<Value>,

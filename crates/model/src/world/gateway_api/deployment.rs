@@ -30,7 +30,7 @@ pub struct GatewayDeployment {
     pub gateway: ObjectKey,
     /// Revision of the control plane that deploys them; empty for the default one.
     pub revision: String,
-    /// Name of the deployed objects: `GATEWAY-CLASS`, as in Istio.
+    /// Name of the Deployment and the Service: `GATEWAY-CLASS` or that of an annotation, as in Istio.
     pub name: String,
     /// Name of the ServiceAccount. No annotation chooses it, because it is the identity of the proxies.
     pub account: String,
@@ -66,9 +66,7 @@ impl World {
         }
         made.into_values().collect()
     }
-}
 
-impl World {
     /// Returns the deployed Service of a Gateway that is for clients in the cluster only.
     pub(super) fn internal_service(&self, gateway: &Typed<KubernetesGateway>) -> Option<&Typed<Service>> {
         let Meta { namespace, name, .. } = &gateway.meta;
@@ -110,7 +108,12 @@ fn bounded(name: &str) -> String {
     if name.len() <= MAX_NAME {
         return name.to_owned();
     }
-    let kept = &name[..name.floor_char_boundary(MAX_NAME - 9)];
+    hashed(name, name)
+}
+
+/// Returns the start of a text with a hash of a name.
+fn hashed(start: &str, name: &str) -> String {
+    let kept = &start[..start.floor_char_boundary(MAX_NAME - 9)];
     format!("{kept}-{:08x}", fingerprint(name) & u64::from(u32::MAX))
 }
 
@@ -121,9 +124,7 @@ fn service_name(name: &str) -> String {
         return bounded(name);
     }
     let start = if starts { "" } else { "g-" };
-    let like = format!("{start}{}", name.replace('.', "-"));
-    let kept = &like[..like.floor_char_boundary(MAX_NAME - 9)];
-    format!("{kept}-{:08x}", fingerprint(name) & u64::from(u32::MAX))
+    hashed(&format!("{start}{}", name.replace('.', "-")), name)
 }
 
 #[cfg(test)]
