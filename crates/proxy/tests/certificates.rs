@@ -168,6 +168,8 @@ impl World {
             |lists_of: &[String]| ca(json!({"crl": lists(lists_of), "only_verify_leaf_cert_crl": true}));
         let hour = Duration::from_hours(1);
         let (hash, key) = self.pins("plain");
+        let hashes =
+            ["plain", "may encipher", "expired", "of clients", "self-signed"].map(|peer| self.pins(peer).0);
         let zero = STANDARD.encode([0; 32]);
         let mut contexts = vec![
             ("trusted", ca(json!({}))),
@@ -187,6 +189,9 @@ impl World {
             ("key", ca(json!({"verify_certificate_spki": [key]}))),
             ("hash or key", ca(json!({"verify_certificate_hash": ["00".repeat(32)], "verify_certificate_spki": [key]}))),
             ("other key", ca(json!({"verify_certificate_spki": [zero]}))),
+            ("hash alone", json!({"verify_certificate_hash": hashes})),
+            ("key alone", json!({"verify_certificate_spki": [key]})),
+            ("other hash alone", json!({"verify_certificate_hash": ["00".repeat(32)]})),
             ("key and name", ca(json!({
                 "verify_certificate_spki": [key],
                 "match_typed_subject_alt_names": [{"san_type": "URI", "matcher": {"suffix": "/sa/other"}}],

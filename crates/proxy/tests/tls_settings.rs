@@ -90,7 +90,12 @@ async fn unsupported_settings_are_refused_by_name() {
         (custom(json!({"trust_domains": [workload]})), "workload_trust_domain"),
         (custom(json!({"trust_bundles": {"inline_string": "{}"}})), "trust_bundles"),
         (common(json!({"validation_context": {"crl": inline(&west.crl(&[]))}})), "trusted_ca"),
-        (common(json!({"validation_context": {"verify_certificate_hash": ["00".repeat(32)]}})), "trusted_ca"),
+        (
+            common(
+                json!({"validation_context": {"verify_certificate_hash": ["00".repeat(32)], "max_verify_depth": 1}}),
+            ),
+            "trusted_ca",
+        ),
     ];
     for (tls, reason) in cases {
         let folder = tempfile::tempdir().unwrap();

@@ -21,6 +21,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{
     slot::{AcceptedResource, Slot, WARMING_TIMEOUT},
     uses,
+    warming::Awaited,
 };
 use crate::translate::{self, Translator};
 use skysail_http::map::Map;
@@ -202,8 +203,9 @@ impl Hosts {
 
     /// Promotes virtual hosts whose clusters are in effect.
     pub(super) fn settle(&mut self, now: Instant, is_awaited: impl Fn(&str) -> bool) {
-        for slot in self.slots.values_mut() {
-            if slot.promote(now, |accepted| !uses::of_host(&accepted.value.value).any(&is_awaited)) {
+        for (name, slot) in &mut self.slots {
+            let awaits = |host: &VirtualHost| Awaited::new(!uses::of_host(host).any(&is_awaited), true);
+            if slot.promote(name, now, |accepted| awaits(&accepted.value.value)) {
                 self.merged = None;
             }
         }

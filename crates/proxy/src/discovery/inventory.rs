@@ -4,12 +4,12 @@
 //! when its endpoints and certificates are present. A listener is warm when its route tables and certificates
 //! are present. A route table is warm when none of its clusters is still warming. Until then the previous
 //! version stays in effect. A deleted cluster is removed when no route leads to it any more. So a request never
-//! meets a half-applied configuration. Nothing waits longer than [`WARMING_TIMEOUT`]: after it, a resource
-//! comes into effect as it is.
+//! meets a half-applied configuration. The first version of a resource waits at most [`WARMING_TIMEOUT`], and so does
+//! every version that waits only for certificates: after it, it comes into effect as it is.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::{Instant, SystemTime},
 };
 
@@ -28,6 +28,7 @@ use super::{
     references,
     slot::{self, WARMING_TIMEOUT},
     uses,
+    warming::{self, Awaited},
 };
 use crate::{
     discovery::secrets::Secrets,
@@ -341,8 +342,8 @@ impl Inventory {
     /// Puts all warm resources into effect; returns whether a new snapshot is due.
     pub(crate) fn settle(&mut self, now: Instant) -> bool {
         let assignments = &self.assignments;
-        for slot in self.clusters.values_mut() {
-            self.changed |= slot.promote(now, |accepted| cluster_is_warm(accepted, assignments));
+        for (name, slot) in &mut self.clusters {
+            self.changed |= slot.promote(name, now, |accepted| warming::of_cluster(accepted, assignments));
         }
         let (clusters, seen) = (&self.clusters, self.seen_clusters);
         let (mode, by_name) = (self.mode, self.subscribes_by_name());
@@ -356,28 +357,30 @@ impl Inventory {
         }
         let hosts = &self.hosts;
         for (name, slot) in &mut self.routes {
-            self.changed |= slot.promote(now, |accepted| {
+            self.changed |= slot.promote(name, now, |accepted| {
                 let complete = || hosts.get(name).is_some_and(|hosts| hosts.is_warm(now));
-                !uses::of_table(&accepted.value).any(is_awaited) && (!accepted.value.has_vhds || complete())
+                let waits = uses::of_table(&accepted.value).any(is_awaited);
+                Awaited::new(!waits && (!accepted.value.has_vhds || complete()), true)
             });
         }
         let routes = &self.routes;
-        let is_warm = |accepted: &AcceptedResource<Listener>| {
-            listener_is_warm(&accepted.value, routes)
-                && (mode == ClusterMode::AsConfigured || !uses::of_listener(&accepted.value).any(is_awaited))
+        let awaits = |accepted: &AcceptedResource<Listener>, may_start: bool| {
+            let has_clusters =
+                mode == ClusterMode::AsConfigured || !uses::of_listener(&accepted.value).any(is_awaited);
+            warming::of_listener(&accepted.value, routes, may_start && has_clusters)
         };
         let redirects = |slot: &Slot<Listener>| {
             slot.newest().is_some_and(|accepted| accepted.value.bind && accepted.value.use_original_dst)
         };
-        for slot in self.listeners.values_mut().filter(|slot| !redirects(slot)) {
-            self.changed |= slot.promote(now, is_warm);
+        for (name, slot) in self.listeners.iter_mut().filter(|(_, slot)| !redirects(slot)) {
+            self.changed |= slot.promote(name, now, |accepted| awaits(accepted, true));
         }
         // A listener with `use_original_dst` passes through connections that no other listener accepts, so none
         // may be missing when it starts.
         let complete = !self.listeners.values().any(|slot| !redirects(slot) && slot.is_awaited(now));
-        for slot in self.listeners.values_mut().filter(|slot| redirects(slot)) {
+        for (name, slot) in self.listeners.iter_mut().filter(|(_, slot)| redirects(slot)) {
             let starts = slot.active.is_none();
-            self.changed |= slot.promote(now, |accepted| is_warm(accepted) && (complete || !starts));
+            self.changed |= slot.promote(name, now, |accepted| awaits(accepted, complete || !starts));
         }
         for (name, hosts) in &mut self.hosts {
             let base = self.routes.get(name).and_then(|slot| slot.active.as_ref());
@@ -573,27 +576,6 @@ impl Inventory {
             && !self.listeners.values().any(|slot| slot.is_awaited(now))
             && !self.clusters.values().any(|slot| slot.is_awaited(now))
     }
-}
-
-fn cluster_is_warm(
-    accepted: &AcceptedResource<Cluster>,
-    assignments: &HashMap<Arc<str>, Assignment>,
-) -> bool {
-    let cluster = &accepted.value;
-    let endpoints = match &cluster.discovery {
-        Discovery::Eds(name) => assignments.contains_key(name),
-        Discovery::Dns { .. } => accepted.resolved.load(Ordering::Acquire),
-        Discovery::Static | Discovery::OriginalDst(_) | Discovery::Dynamic(_) => true,
-    };
-    let tls = cluster.transport_matches.iter().filter_map(|found| found.tls.as_ref()).chain(&cluster.tls);
-    endpoints && tls.into_iter().all(|tls| translate::client_ready(tls))
-}
-
-fn listener_is_warm(listener: &Listener, routes: &BTreeMap<Arc<str>, Slot<RouteTable>>) -> bool {
-    let chains = || listener.chains.iter().chain(&listener.default_chain);
-    let known = |name: &Arc<str>| routes.get(name).is_some_and(|slot| slot.active.is_some() || slot.absent);
-    chains().filter_map(|chain| chain.tls.as_ref()).all(|tls| translate::server_ready(tls))
-        && uses::tables(listener).all(known)
 }
 
 #[cfg(test)]

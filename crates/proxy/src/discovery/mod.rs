@@ -14,6 +14,7 @@ pub(crate) mod names;
 mod references;
 mod slot;
 mod uses;
+mod warming;
 
 use std::{
     collections::HashMap,

@@ -8,9 +8,11 @@ use std::{
 
 use bytes::Bytes;
 
+use super::warming::Awaited;
 use crate::translate;
 
-/// Maximum time that a resource without a version in effect waits for the resources it needs.
+/// Maximum time that a resource waits for secrets, and that one without a version in effect waits for other resources:
+/// the default of Envoy's `initial_fetch_timeout`.
 pub(crate) const WARMING_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Versions of one resource name.
@@ -113,16 +115,33 @@ impl<T> Slot<T> {
         self.error = Some(Failure { reason, body, version, at: SystemTime::now() });
     }
 
-    /// Puts the warming version into effect if it is warm, or if it has timed out and no other version is in effect.
-    /// Returns whether it did.
-    pub(super) fn promote(&mut self, now: Instant, warm: impl FnOnce(&AcceptedResource<T>) -> bool) -> bool {
+    /// Puts the warming version into effect if it is warm, or if it has timed out. A version that waits for other
+    /// resources than secrets does not replace one in effect. One that waits only for secrets does: with TLS that fails,
+    /// not with the former TLS or none. Returns whether the version is in effect.
+    pub(super) fn promote(
+        &mut self,
+        name: &str,
+        now: Instant,
+        awaited: impl FnOnce(&AcceptedResource<T>) -> Awaited,
+    ) -> bool {
         let Some(accepted) = &self.warming else { return false };
-        let must = self.active.is_none() && now.duration_since(accepted.since) >= WARMING_TIMEOUT;
-        if !must && !warm(accepted) {
-            return false;
+        let late = now.duration_since(accepted.since) >= WARMING_TIMEOUT;
+        let awaited = awaited(accepted);
+        let comes = match awaited {
+            Awaited::Nothing => true,
+            Awaited::Secrets => late,
+            Awaited::Resources => late && self.active.is_none(),
+        };
+        if comes {
+            if awaited == Awaited::Secrets {
+                tracing::warn!(
+                    resource = name,
+                    "in effect without its secrets, which have not arrived: TLS fails"
+                );
+            }
+            self.active = self.warming.take();
         }
-        self.active = self.warming.take();
-        true
+        comes
     }
 
     /// Returns whether no version is in effect yet and one is expected.
@@ -137,8 +156,10 @@ pub(super) fn waiting<'a, K: 'a, T: 'a>(
     slots: &'a BTreeMap<K, Slot<T>>,
     now: Instant,
 ) -> impl Iterator<Item = Instant> + 'a {
+    let has_time = move |accepted: &AcceptedResource<T>| now.duration_since(accepted.since) < WARMING_TIMEOUT;
     slots.values().filter_map(move |slot| match (&slot.warming, &slot.active) {
         (Some(accepted), None) => Some(accepted.since),
+        (Some(accepted), Some(_)) if has_time(accepted) => Some(accepted.since),
         (None, None) if slot.is_awaited(now) => slot.requested_at,
         _ => slot.removed,
     })

@@ -289,7 +289,7 @@ fn has_secrets(spec: &TlsSpec) -> bool {
         && spec.peer.as_ref().is_none_or(PeerCheck::is_ready)
 }
 
-fn reject(error: skysail_identity::Error) -> Reject {
+pub(super) fn reject(error: skysail_identity::Error) -> Reject {
     Reject::new(error.to_string())
 }
 

@@ -31,10 +31,15 @@ pub(super) fn peer_check(translator: Translator<'_>, common: &CommonTlsContext) 
         Some(ValidationContextType::ValidationContext(context)) => {
             let in_context = |reject: Reject| reject.at_field("validation_context");
             if context.trusted_ca.is_none() && context.custom_validator_config.is_none() {
-                return match has_rules(context) {
-                    false => Ok(None),
-                    true => Err(in_context(Reject::new(
-                        "rules need trusted_ca: without it nothing can be verified",
+                return match (has_rules(context), only_pins(context)) {
+                    (false, _) => Ok(None),
+                    (true, true) => {
+                        let roots = Live::new(Roots::new([]).map_err(super::tls::reject)?);
+                        let check = rules(translator, roots, context).map_err(in_context)?;
+                        Ok(Some(PeerCheck { only_pins: true, ..check }))
+                    }
+                    (true, false) => Err(in_context(Reject::new(
+                        "rules other than fingerprints need trusted_ca: without it nothing can be verified",
                     ))),
                 };
             }
@@ -78,6 +83,16 @@ fn has_rules(context: &CertificateValidationContext) -> bool {
         ..context.clone()
     };
     rest != CertificateValidationContext::default()
+}
+
+/// Returns whether fingerprints are the only rules of the context.
+fn only_pins(context: &CertificateValidationContext) -> bool {
+    let rest = CertificateValidationContext {
+        verify_certificate_hash: Vec::new(),
+        verify_certificate_spki: Vec::new(),
+        ..context.clone()
+    };
+    !has_rules(&rest)
 }
 
 /// Translates the rules of a TLS context.

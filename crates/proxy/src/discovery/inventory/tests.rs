@@ -9,8 +9,8 @@ use skysail_xds::envoy::pb::{
                 cluster::{ClusterDiscoveryType, DiscoveryType, EdsClusterConfig},
             },
             core::v3::{
-                Address, AggregatedConfigSource, ConfigSource, SocketAddress, address,
-                config_source::ConfigSourceSpecifier, socket_address::PortSpecifier,
+                Address, AggregatedConfigSource, ConfigSource, SocketAddress, TransportSocket, address,
+                config_source::ConfigSourceSpecifier, socket_address::PortSpecifier, transport_socket,
             },
             endpoint::v3::{
                 ClusterLoadAssignment, Endpoint as EndpointProto, LbEndpoint, LocalityLbEndpoints,
@@ -22,10 +22,17 @@ use skysail_xds::envoy::pb::{
                 route_match,
             },
         },
-        extensions::filters::{
-            http::router::v3::Router,
-            network::http_connection_manager::v3::{
-                HttpConnectionManager, HttpFilter, Rds, http_connection_manager::RouteSpecifier, http_filter,
+        extensions::{
+            filters::{
+                http::router::v3::Router,
+                network::http_connection_manager::v3::{
+                    HttpConnectionManager, HttpFilter, Rds, http_connection_manager::RouteSpecifier,
+                    http_filter,
+                },
+            },
+            transport_sockets::tls::v3::{
+                CommonTlsContext, SdsSecretConfig, UpstreamTlsContext,
+                common_tls_context::ValidationContextType,
             },
         },
     },
@@ -239,6 +246,55 @@ fn no_resource_waits_for_ever() {
     let deadline = inventory.deadline(Instant::now()).unwrap();
     assert!(inventory.settle(deadline));
     assert!(inventory.snapshot().clusters.contains_key("a"));
+}
+
+/// Returns a cluster with TLS whose trusted roots are a secret that never arrives.
+fn cluster_with_roots(name: &str) -> Received {
+    let roots = SdsSecretConfig { name: "absent".to_owned(), sds_config: ads() };
+    let context = UpstreamTlsContext {
+        common_tls_context: Some(CommonTlsContext {
+            validation_context_type: Some(ValidationContextType::ValidationContextSdsSecretConfig(roots)),
+            ..CommonTlsContext::default()
+        }),
+        ..UpstreamTlsContext::default()
+    };
+    let socket = TransportSocket {
+        name: "envoy.transport_sockets.tls".to_owned(),
+        config_type: Some(transport_socket::ConfigType::TypedConfig(any(&context))),
+    };
+    let proto = ClusterProto::decode(cluster(name, 1).body).unwrap();
+    received(name, &ClusterProto { transport_socket: Some(socket), ..proto })
+}
+
+#[test]
+fn a_cluster_that_waits_for_secrets_replaces_one_without_tls_in_the_end() {
+    let mut inventory = inventory();
+    let has_tls = |inventory: &Inventory| inventory.snapshot().clusters["a"].tls.is_some();
+    add(&mut inventory, Kind::Cluster, vec![cluster("a", 1)]);
+    add(&mut inventory, Kind::Endpoint, vec![endpoints("a", 1)]);
+    assert!(inventory.settle(Instant::now()));
+    assert!(add(&mut inventory, Kind::Cluster, vec![cluster_with_roots("a")]).is_empty());
+    assert!(!inventory.settle(Instant::now()));
+    assert!(!has_tls(&inventory));
+    let deadline = inventory.deadline(Instant::now()).unwrap();
+    assert!(inventory.settle(deadline));
+    assert!(has_tls(&inventory));
+    assert_eq!(inventory.deadline(deadline), None);
+}
+
+#[test]
+fn a_cluster_that_waits_for_endpoints_replaces_none_and_has_no_deadline() {
+    let mut inventory = inventory();
+    add(&mut inventory, Kind::Cluster, vec![cluster("a", 1)]);
+    add(&mut inventory, Kind::Endpoint, vec![endpoints("a", 1)]);
+    assert!(inventory.settle(Instant::now()));
+    let mut proto = ClusterProto::decode(cluster("a", 1).body).unwrap();
+    proto.eds_cluster_config = Some(EdsClusterConfig { eds_config: ads(), service_name: "b".to_owned() });
+    add(&mut inventory, Kind::Cluster, vec![received("a", &proto)]);
+    let deadline = inventory.deadline(Instant::now()).unwrap();
+    assert!(!inventory.settle(deadline));
+    assert_eq!(port(&inventory.snapshot(), "a"), 1);
+    assert_eq!(inventory.deadline(deadline), None);
 }
 
 #[test]
