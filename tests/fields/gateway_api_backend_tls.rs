@@ -10,6 +10,11 @@ use crate::{
 const RULES: &str = include_str!("gateway_api_backend_tls.yaml");
 /// A server that demands a certificate, and gateways.
 const EDGES: &str = include_str!("gateway_api_client_certificate.yaml");
+/// A policy without usable roots for a server that the clients reach in plain text.
+const LATE: &str = "apiVersion: gateway.networking.k8s.io/v1\nkind: BackendTLSPolicy\n\
+    metadata: {name: late, namespace: shop}\nspec:\n  \
+    targetRefs: [{group: '', kind: Service, name: without}]\n  \
+    validation: {caCertificateRefs: [{group: '', kind: ConfigMap, name: missing}], hostname: a.example}\n";
 /// Part of the response if there is no TLS connection.
 const UNCONNECTED: &[&str] = &["reset reason: remote connection failure"];
 
@@ -52,6 +57,11 @@ fn policies_of_backends_are_applied() {
         &[get("http://unready/", 503, UNCONNECTED), get("http://unready:81/", 503, &[])],
     );
     wait_logged(&mesh, &[CLIENTS[0], "-c", "proxy"], &["\"unready\"", "UnknownIssuer"]);
+    // A policy without usable roots ends plain text that a client used before.
+    mesh.put("late.yaml", LATE);
+    for client in CLIENTS {
+        wait(&mesh, client, &get("http://without:8081/", 503, &[]));
+    }
 }
 
 /// Returns the Gateway of both edges with these settings of TLS.

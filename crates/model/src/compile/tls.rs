@@ -21,10 +21,13 @@ use skysail_xds::envoy::pb::envoy::extensions::transport_sockets::{
 };
 
 use super::pb::{Any, boolean, core, matcher, matching, pack, seconds};
-use crate::api::{
-    MeshConfig,
-    destination_rule::{ClientTls, ClientTlsMode},
-    gateway::TlsVersion,
+use crate::{
+    api::{
+        MeshConfig,
+        destination_rule::{ClientTls, ClientTlsMode},
+        gateway::TlsVersion,
+    },
+    world::INVALID,
 };
 
 /// Secret with the roots of each trust domain, from the control plane.
@@ -148,7 +151,10 @@ pub(super) fn client(
     let mut context = common(names, root, &[], alpn);
     let pair = own.map(of_credential).or((settings.mode == ClientTlsMode::Mutual).then_some(pair));
     context.tls_certificate_sds_secret_configs = pair.into_iter().collect();
-    if settings.insecure_skip_verify == Some(true) {
+    if credential == INVALID {
+        context.tls_certificate_sds_secret_configs.clear();
+        context.validation_context_type = Some(ValidationContextType::ValidationContext(no_certificate()));
+    } else if settings.insecure_skip_verify == Some(true) {
         let unverified = ValidationContextType::ValidationContext(CertificateValidationContext::default());
         context.validation_context_type = credential.is_empty().then_some(unverified);
     } else if !settings.ca_crl.is_empty()
@@ -168,6 +174,12 @@ pub(super) fn client(
         sni: settings.sni.clone(),
         ..Default::default()
     }))
+}
+
+/// Returns a validation that no certificate satisfies: it pins the hash of none. A secret that does not exist would not
+/// do: a proxy that waits for it keeps the former cluster in use, which may be without TLS.
+fn no_certificate() -> CertificateValidationContext {
+    CertificateValidationContext { verify_certificate_hash: vec!["0".repeat(64)], ..Default::default() }
 }
 
 /// Returns the content of a file, which the proxy reads itself.

@@ -16,7 +16,7 @@ use crate::{
 
 /// Scheme of credentials that are ConfigMaps with roots: `configmap://NAMESPACE/NAME`.
 pub(crate) const CONFIG_MAP: &str = "configmap://";
-/// Credential that does not exist: connections fail instead of being made without verification.
+/// Credential of a policy without usable roots: no connection is made, neither in plain text nor without verification.
 pub(crate) const INVALID: &str = "invalid://";
 /// Well-known roots: those of the proxy's system.
 const SYSTEM: &str = "System";
