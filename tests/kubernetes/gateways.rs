@@ -59,6 +59,8 @@ fn a_gateway_gets_its_proxies() {
     let _replica = Replica::start(&cluster, &options);
     cluster.done(&["apply", "-f", "-"], GATEWAYS);
 
+    let class = until(&cluster, "gatewayclass/skysail", "exists", |_| true);
+    assert_eq!(class["spec"]["controllerName"], "skysail.io/gateway-controller");
     let service = until(&cluster, "service/edge-skysail", "exists", |_| true);
     assert_eq!(ports(&service), [&json!(15021), &json!(80)]);
     assert_eq!(service["spec"]["type"], "LoadBalancer");

@@ -1,5 +1,5 @@
 //! Deploys the proxies of Gateways on a cluster: a ServiceAccount, a Deployment and a Service for each, which belong to the
-//! Gateway. The leader does so.
+//! Gateway. The leader does so. It also makes the GatewayClass of Skysail.
 //!
 //! Objects are applied when they differ from what was applied last, and at intervals, so that deleted ones come back. The
 //! pods are injected here: the webhook need not answer, and annotations of the Gateway cannot change the proxy's container.
@@ -21,7 +21,7 @@ use skysail_kubernetes::{ApiServer, ClusterObject, ObjectOwner, Statuses};
 use skysail_model::{
     Kind,
     api::gateway_api::{GROUP, ListenerProtocol},
-    world::GatewayDeployment,
+    world::{GatewayDeployment, OWN_CLASS},
 };
 use tokio::{
     sync::watch,
@@ -60,6 +60,7 @@ pub(crate) struct GatewayDeployer {
 struct Attempt {
     owner: ObjectOwner,
     objects: Vec<Value>,
+    succeeded: bool,
 }
 
 impl GatewayDeployer {
@@ -69,7 +70,7 @@ impl GatewayDeployer {
         let lines = Throttle::new(INTERVAL);
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut is_due = false;
+        let (mut is_first, mut is_due) = (true, false);
         loop {
             while !*self.leads.borrow_and_update() {
                 attempts.clear();
@@ -79,8 +80,16 @@ impl GatewayDeployer {
             }
             self.published.mark_unchanged();
             let publisher = Arc::clone(&self.publisher);
-            let read = move || publisher.with_served(|world, _| world.gateway_deployments());
-            let mut meant = tokio::task::spawn_blocking(read).await.unwrap_or_default();
+            let read = move || {
+                publisher.with_served(|world, _| {
+                    (world.gateway_deployments(), world.has_gateway_class(OWN_CLASS.0))
+                })
+            };
+            let (mut meant, has_class) = tokio::task::spawn_blocking(read).await.unwrap_or_default();
+            if !has_class && (is_due || is_first) {
+                self.create_class(&lines).await;
+            }
+            is_first = false;
             meant.retain(|of| self.is_own(of));
             let known: HashSet<ClusterObject> = meant.iter().map(object_of).collect();
             attempts.retain(|gateway, _| known.contains(gateway));
@@ -92,6 +101,22 @@ impl GatewayDeployer {
                 ended = self.leads.changed() => if ended.is_err() { return pending().await },
             }
             sleep(SETTLE).await;
+        }
+    }
+
+    /// Creates the GatewayClass, if the cluster knows the kind.
+    async fn create_class(&self, lines: &Throttle) {
+        let (name, controller) = OWN_CLASS;
+        let class = json!({ "apiVersion": format!("{GROUP}/v1"), "kind": Kind::GatewayClass.as_str(),
+            "metadata": { "name": name }, "spec": { "controllerName": controller } });
+        match self.server.create_missing(&class).await {
+            Ok(true) => info!(name, "the GatewayClass is created"),
+            Ok(false) => {}
+            Err(error) => {
+                if let Some(more) = lines.admit(Instant::now()) {
+                    warn!(%error, more, "the GatewayClass is not created; it is tried again in 30 s");
+                }
+            }
         }
     }
 
@@ -121,9 +146,10 @@ impl GatewayDeployer {
             };
             let last = attempts.get(&owner.object);
             let is_new = last.is_none_or(|last| last.owner != owner || last.objects != objects);
-            let is_first = last.is_none();
+            let is_first = last.is_none_or(|last| !last.succeeded);
             let name = deployment.gateway.to_string();
-            (is_due || is_new).then_some((name, Attempt { owner, objects }, refused, is_first))
+            let attempt = Attempt { owner, objects, succeeded: false };
+            (is_due || is_new).then_some((name, attempt, refused, is_first))
         });
         let due: Vec<_> = due.collect();
         let apply = async |(gateway, attempt, refused, is_first): (String, Attempt, _, bool)| {
@@ -135,7 +161,8 @@ impl GatewayDeployer {
         };
         let mut results = stream::iter(due).map(apply).buffer_unordered(DEPLOYMENTS);
         let mut failed: Vec<(String, String)> = Vec::new();
-        while let Some((gateway, attempt, result, is_first)) = results.next().await {
+        while let Some((gateway, mut attempt, result, is_first)) = results.next().await {
+            attempt.succeeded = result.is_ok();
             match result {
                 Ok(()) if is_first => info!(gateway, "the proxies of a Gateway are deployed"),
                 Ok(()) => {}

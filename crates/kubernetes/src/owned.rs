@@ -1,10 +1,11 @@
-//! Objects that belong to an object of a user: the garbage collection of the cluster deletes them with their owner.
+//! Objects of the control plane: those that belong to an object of a user, which the garbage collection of the cluster
+//! deletes with their owner, and those of the whole cluster.
 
 use std::time::Duration;
 
 use kube::{
     Api,
-    api::{ApiResource, DynamicObject, Patch, PatchParams},
+    api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams},
     core::GroupVersionKind,
 };
 use serde_json::{Value, json};
@@ -52,18 +53,33 @@ pub struct ObjectOwner {
 }
 
 impl ApiServer {
+    /// Creates an object of the whole cluster, unless it exists. `object` has `apiVersion`, `kind` and a name. Returns
+    /// false if it exists, or if the cluster does not know the kind.
+    ///
+    /// # Errors
+    /// The API server refuses the request or does not answer.
+    pub async fn create_missing(&self, object: &Value) -> Result<bool, OwnedError> {
+        let (kind, name, resource) = parts(object);
+        let refused = |cause: String| OwnedError::Refused { kind: kind.clone(), name: name.clone(), cause };
+        let object = serde_json::from_value(object.clone()).map_err(|error| refused(error.to_string()))?;
+        let api: Api<DynamicObject> = Api::all_with(self.client(), &resource);
+        let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        match timeout(TIMEOUT, api.create(&parameters, &object)).await {
+            Ok(Ok(_)) => Ok(true),
+            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => Ok(false),
+            Ok(Err(error)) => Err(refused(error.to_string())),
+            Err(_) => Err(refused(format!("no answer within {TIMEOUT:?}"))),
+        }
+    }
+
     /// Creates or changes an object in the namespace of its owner (server-side apply). `object` has `apiVersion`, `kind` and
     /// a name, and none of the user's fields.
     ///
     /// # Errors
     /// An object of the name belongs to others, or the API server refuses the request.
     pub async fn apply_owned(&self, owner: &ObjectOwner, object: &Value) -> Result<(), OwnedError> {
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let (kind, name) = (text(&object["kind"]), text(&object["metadata"]["name"]));
+        let (kind, name, resource) = parts(object);
         let refused = |cause: String| OwnedError::Refused { kind: kind.clone(), name: name.clone(), cause };
-        let version = text(&object["apiVersion"]);
-        let (group, version) = version.split_once('/').unwrap_or(("", &version));
-        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &kind));
         let namespace = &owner.object.namespace;
         let api: Api<DynamicObject> = Api::namespaced_with(self.client(), namespace, &resource);
         let work = async {
@@ -90,4 +106,14 @@ impl ApiServer {
         };
         timeout(TIMEOUT, work).await.unwrap_or_else(|_| Err(refused(format!("no answer within {TIMEOUT:?}"))))
     }
+}
+
+/// Returns kind, name and resource of an object.
+fn parts(object: &Value) -> (String, String, ApiResource) {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (kind, name) = (text(&object["kind"]), text(&object["metadata"]["name"]));
+    let version = text(&object["apiVersion"]);
+    let (group, version) = version.split_once('/').unwrap_or(("", &version));
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &kind));
+    (kind, name, resource)
 }

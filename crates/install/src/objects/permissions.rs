@@ -84,6 +84,7 @@ fn cluster_rules(installation: &Installation) -> Vec<Value> {
         let verbs = ["get", "create", "patch"];
         rules.push(rule("", &["serviceaccounts", "services"], &verbs));
         rules.push(rule("apps", &["deployments"], &verbs));
+        rules.push(rule("gateway.networking.k8s.io", &["gatewayclasses"], &["create"]));
     }
     rules
 }

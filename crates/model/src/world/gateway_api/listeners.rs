@@ -21,8 +21,11 @@ use crate::{
 /// Controllers of the GatewayClasses that are served here.
 pub const CONTROLLERS: &[&str] = &["istio.io/gateway-controller", "skysail.io/gateway-controller"];
 
+/// Class that the control plane makes on a cluster, and its controller.
+pub const OWN_CLASS: (&str, &str) = ("skysail", CONTROLLERS[1]);
+
 /// Classes that need no GatewayClass object.
-const CLASSES: &[&str] = &["istio", "skysail"];
+const CLASSES: &[&str] = &["istio", OWN_CLASS.0];
 
 /// Option that selects the mode of terminated TLS.
 const TERMINATE_MODE: &str = "gateway.istio.io/tls-terminate-mode";
@@ -52,6 +55,11 @@ pub(super) enum ListenerConflict {
 }
 
 impl World {
+    /// Returns whether there is a GatewayClass of this name.
+    pub fn has_gateway_class(&self, name: &str) -> bool {
+        self.gateway_classes.get("", name).is_some()
+    }
+
     /// Returns whether Gateways of a class are served here.
     pub(super) fn is_own_class(&self, class: &str) -> bool {
         match self.gateway_classes.get("", class) {

@@ -30,7 +30,7 @@ pub use conditions::{ClusterStatus, ObjectCondition};
 pub(crate) use credentials::{CREDENTIAL, ROOTS};
 pub use deployment::GatewayDeployment;
 pub(crate) use ingress::INTERNAL as INGRESS;
-pub use listeners::CONTROLLERS;
+pub use listeners::{CONTROLLERS, OWN_CLASS};
 pub use status::{GatewayApiStatus, ListenerStatus, ParentStatus, StatusCondition};
 
 use super::{
