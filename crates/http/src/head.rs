@@ -179,7 +179,7 @@ impl RequestHead {
 
     /// Returns all cookies with this name, without quotes around their values.
     #[inline]
-    pub fn cookies<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+    pub fn cookies<'a>(&'a self, name: &str) -> impl Iterator<Item = &'a [u8]> {
         let pairs = self.header_values("cookie").flat_map(|value| value.split(|byte| *byte == b';'));
         pairs.filter_map(move |pair| {
             let (key, value) = pair.split_at(pair.iter().position(|byte| *byte == b'=')?);

@@ -91,7 +91,7 @@ fn access_policy(rules: usize) -> Arc<Policy> {
             principals: vec![Principal::Authenticated(Some(TextMatch::Exact(caller.as_bytes().into())))],
         }
     };
-    let rules = Rules { action: RuleAction::Allow, rules: (0..rules).map(rule).collect() };
+    let rules = Rules::new(RuleAction::Allow, (0..rules).map(rule).collect());
     Arc::new(Policy { rules: Some(rules), shadow: None, shadow_prefix: "".into() })
 }
 

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     config::{
-        policy::{Permission, Policy, Principal, Rule, RuleAction, Rules},
+        policy::{Attributes, Permission, Policy, Principal, Rule, RuleAction, RuleIndex, Rules},
         text::TextMatch,
     },
     matching::{self, Values},
@@ -125,13 +125,46 @@ pub fn matched<'a>(rules: &'a Rules, subject: &Subject<'_>) -> Option<&'a Arc<st
 /// Returns whether rules admit a request, and the rule that matched.
 fn evaluate<'a>(rules: &'a Rules, subject: &Subject<'_>) -> (bool, Option<&'a Arc<str>>) {
     let values = values_of(rules.action);
-    let matched = rules.rules.iter().find(|rule| matches(rule, subject, values));
+    let matched = match &rules.index {
+        None => rules.rules.iter().find(|rule| matches(rule, subject, values)),
+        Some(index) => first_match(index, &rules.rules, subject, values),
+    };
     let allowed = match rules.action {
         RuleAction::Log => true,
         RuleAction::Allow => matched.is_some(),
         RuleAction::Deny => matched.is_none(),
     };
     (allowed, matched.map(|rule| &rule.name))
+}
+
+/// Returns the first rule that matches. Only rules that the index lists for the subject are examined.
+fn first_match<'a>(
+    index: &RuleIndex,
+    rules: &'a [Rule],
+    subject: &Subject<'_>,
+    values: Values,
+) -> Option<&'a Rule> {
+    let attributes = Attributes {
+        path: subject.head.map(|head| head.path_without_query().as_bytes()),
+        names: subject.peer.names(),
+        direct: subject.source.ip(),
+        remote: subject.remote,
+    };
+    let claim = |path: &[Box<str>]| matching::metadata_value(path, subject.metadata)?.as_str();
+    let mut first = None;
+    index.visit(&attributes, claim, |positions| {
+        for position in positions.iter().map(|position| *position as usize) {
+            if first.is_some_and(|(before, _)| before <= position) {
+                return;
+            }
+            let rule = rules.get(position).filter(|rule| matches(rule, subject, values));
+            if let Some(rule) = rule {
+                first = Some((position, rule));
+                return;
+            }
+        }
+    });
+    first.map(|(_, rule)| rule)
 }
 
 /// Returns which of several values of a header decide.

@@ -39,7 +39,7 @@ use tokio::{
 
 fn deny(permission: Permission) -> Arc<Policy> {
     let rule = Rule { name: "rule".into(), permissions: vec![permission], principals: vec![Principal::Any] };
-    let rules = Some(Rules { action: RuleAction::Deny, rules: vec![rule] });
+    let rules = Some(Rules::new(RuleAction::Deny, vec![rule]));
     Arc::new(Policy { rules, shadow: None, shadow_prefix: "".into() })
 }
 

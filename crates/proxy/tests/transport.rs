@@ -84,7 +84,7 @@ fn only(account: &str) -> Arc<Policy> {
         permissions: vec![Permission::Any],
         principals: vec![Principal::Authenticated(Some(TextMatch::Exact(name.into_bytes().into())))],
     };
-    let rules = Rules { action: RuleAction::Allow, rules: vec![rule] };
+    let rules = Rules::new(RuleAction::Allow, vec![rule]);
     Arc::new(Policy { rules: Some(rules), shadow: None, shadow_prefix: "".into() })
 }
 

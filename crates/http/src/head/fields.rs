@@ -117,7 +117,7 @@ impl Headers {
 
     /// Returns all values of a name (lower case), in order.
     #[inline]
-    pub fn header_values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+    pub fn header_values<'a>(&'a self, name: &str) -> impl Iterator<Item = &'a [u8]> {
         let there = self.may_have(Names::one(name.as_bytes()));
         self.index.iter().filter(move |field| there && self.named(field, name)).map(|field| self.value(field))
     }

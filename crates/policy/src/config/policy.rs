@@ -2,8 +2,11 @@
 //!
 //! Source: `envoy.config.rbac.v3`.
 
+mod index;
+
 use std::{ops::Range, sync::Arc};
 
+pub use self::index::{Attributes, RuleIndex};
 use super::{
     listener::Cidr,
     text::{HeaderMatch, MetadataMatch, TextMatch},
@@ -27,6 +30,17 @@ pub struct Rules {
     pub action: RuleAction,
     /// Rules, sorted by name as Envoy evaluates them.
     pub rules: Vec<Rule>,
+    /// Finds the rules that a request may match; `None` if there are few.
+    pub index: Option<RuleIndex>,
+}
+
+impl Rules {
+    /// Sorts and indexes rules.
+    pub fn new(action: RuleAction, mut rules: Vec<Rule>) -> Self {
+        rules.sort_by(|a, b| a.name.cmp(&b.name));
+        let index = RuleIndex::new(&rules);
+        Self { action, rules, index }
+    }
 }
 
 /// Action on a match.

@@ -1,18 +1,19 @@
-//! Signatures that were verified before: those of a worker's tokens, and those of one request's tokens.
+//! Tokens and signatures that were verified before: those of a worker's tokens, and those of one request's tokens.
 //!
-//! A client usually sends a token many times, and a check of its signature takes far longer than the rest of a request.
-//! Whether a signature is valid depends on the token and the keys alone. Times, issuers and audiences are checked for each
+//! A client usually sends a token many times. A check of its signature takes far longer than the rest of a request, and its
+//! parsing as long. Whether a signature is valid depends on the token and the keys alone. Times, issuers and audiences are checked for each
 //! request. Forged tokens are not kept, so they take no memory.
 
 use std::{
     cell::RefCell,
     hash::{BuildHasher as _, RandomState},
+    rc::Rc,
     sync::{Arc, LazyLock},
 };
 
 use skysail_http::map::Map;
 
-use super::Status;
+use super::{Status, Token};
 use crate::config::jwt::KeySet;
 
 /// Number of tokens after which the older half is dropped. A worker keeps at most twice as many.
@@ -20,42 +21,54 @@ const TOKENS: usize = 128;
 /// Maximum length of a token that is kept in bytes, as in Envoy.
 const MAX_LENGTH: usize = 4 << 10;
 
-/// Tokens with the keys that verify their signature.
-type Tokens = Map<Box<str>, Arc<KeySet>>;
+/// A parsed token, and the keys that have verified its signature.
+#[derive(Debug)]
+pub(super) struct KnownToken {
+    pub(super) token: Arc<Token>,
+    keys: Arc<KeySet>,
+}
+
+/// Tokens by their texts.
+type Tokens = Map<Box<str>, Rc<KnownToken>>;
 
 thread_local! {
     /// The recent and the older tokens of a worker.
     static VERIFIED: RefCell<[Tokens; 2]> = RefCell::default();
 }
 
-/// Checks the signature of a token. `verify` is called unless these keys have verified the token before.
+/// Returns a token whose signature was verified before, maybe with other keys.
+pub(super) fn known(text: &str) -> Option<Rc<KnownToken>> {
+    VERIFIED.with_borrow_mut(|[recent, older]| {
+        if let Some(known) = recent.get(text) {
+            return Some(Rc::clone(known));
+        }
+        let (text, known) = older.remove_entry(text)?;
+        recent.insert(text, Rc::clone(&known));
+        Some(known)
+    })
+}
+
+/// Checks the signature of a token. `verify` is called unless these keys have verified it, as `known` says.
 ///
 /// # Errors
 /// That of `verify`.
 pub(super) fn check(
+    known: Option<&KnownToken>,
     keys: &Arc<KeySet>,
-    token: &str,
+    (token, text): (&Arc<Token>, &str),
     verify: impl FnOnce() -> Result<(), Status>,
 ) -> Result<(), Status> {
-    let is_known = VERIFIED.with_borrow_mut(|[recent, older]| {
-        if let Some(known) = recent.get(token) {
-            return Arc::ptr_eq(known, keys);
-        }
-        let Some((token, known)) = older.remove_entry(token) else { return false };
-        let is_known = Arc::ptr_eq(&known, keys);
-        recent.insert(token, known);
-        is_known
-    });
-    if is_known {
+    if known.is_some_and(|known| Arc::ptr_eq(&known.keys, keys)) {
         return Ok(());
     }
     verify()?;
-    if token.len() <= MAX_LENGTH {
+    if text.len() <= MAX_LENGTH {
         VERIFIED.with_borrow_mut(|[recent, older]| {
             if recent.len() >= TOKENS {
                 *older = std::mem::take(recent);
             }
-            recent.insert(token.into(), Arc::clone(keys));
+            let known = KnownToken { token: Arc::clone(token), keys: Arc::clone(keys) };
+            recent.insert(text.into(), Rc::new(known));
         });
     }
     Ok(())
@@ -95,9 +108,12 @@ mod tests {
     use super::*;
 
     /// Checks a token; returns the result, and whether its signature was verified.
-    fn checked(keys: &Arc<KeySet>, token: &str, result: Result<(), Status>) -> (Result<(), Status>, bool) {
+    fn checked(keys: &Arc<KeySet>, text: &str, result: Result<(), Status>) -> (Result<(), Status>, bool) {
         let mut verified = false;
-        let checked = check(keys, token, || {
+        let known = known(text);
+        let new = || Arc::new(Token::parse("eyJhbGciOiJFUzI1NiJ9.e30.AA").unwrap());
+        let token = known.as_ref().map_or_else(new, |known| Arc::clone(&known.token));
+        let checked = check(known.as_deref(), keys, (&token, text), || {
             verified = true;
             result
         });

@@ -18,7 +18,7 @@ fn rule(name: &str, permissions: Vec<Permission>, principals: Vec<Principal>) ->
 }
 
 fn policy(action: RuleAction, rules: Vec<Rule>) -> Arc<Policy> {
-    Arc::new(Policy { rules: Some(Rules { action, rules }), shadow: None, shadow_prefix: "".into() })
+    Arc::new(Policy { rules: Some(Rules::new(action, rules)), shadow: None, shadow_prefix: "".into() })
 }
 
 fn method(name: &str) -> Permission {
@@ -157,7 +157,7 @@ fn permissions_match_the_operation() {
 #[test]
 fn shadow_rules_are_counted_and_not_enforced() {
     let all = || vec![rule("all", vec![Permission::Any], vec![Principal::Any])];
-    let shadow = Rules { action: RuleAction::Deny, rules: all() };
+    let shadow = Rules::new(RuleAction::Deny, all());
     let policies = [
         Arc::new(Policy { rules: None, shadow: Some(shadow), shadow_prefix: "dry_".into() }),
         policy(RuleAction::Allow, all()),
@@ -251,4 +251,105 @@ fn no_value_of_a_header_evades_a_rule() {
             assert!(!allows(values), "case {number}: {values:?}");
         }
     }
+}
+
+/// Values of which random rules and subjects take some.
+const PATHS: [&str; 4] = ["/a", "/a/b", "/b", "/"];
+const NAMES: [&str; 3] = ["spiffe://td/ns/a/sa/b", "spiffe://td/ns/a/sa/c", "b.a"];
+const ADDRESSES: [&str; 4] = ["10.0.0.1", "10.0.0.9", "2001:db8::1", "::ffff:10.0.0.1"];
+
+/// Returns the rule of these numbers, whose conditions an index may or may not list.
+fn numbered((permission, principal, other): (usize, usize, usize)) -> Rule {
+    let path = |number: usize| PATHS[number % PATHS.len()];
+    let prefix = |number| TextMatch::Prefix(path(number).as_bytes().into());
+    let block = |number: usize| {
+        let address: IpAddr = ADDRESSES[number % 3].parse().unwrap();
+        let prefix_len = if address.is_ipv4() { [32, 29, 0][number % 3] } else { [128, 32, 0][number % 3] };
+        let cut = |bits: u128, length: u32| {
+            if prefix_len == 0 {
+                0
+            } else {
+                bits >> (length - u32::from(prefix_len)) << (length - u32::from(prefix_len))
+            }
+        };
+        let address = match address {
+            IpAddr::V4(address) => IpAddr::V4((cut(address.to_bits().into(), 32) as u32).into()),
+            IpAddr::V6(address) => IpAddr::V6(cut(address.to_bits(), 128).into()),
+        };
+        crate::config::listener::Cidr { address, prefix_len }
+    };
+    let named = |number: usize| Principal::Authenticated(Some(exact(NAMES[number % NAMES.len()])));
+    let claim = |invert| crate::config::text::MetadataMatch {
+        path: vec!["jwt".into(), "sub".into()],
+        test: crate::config::text::ValueMatch::Text(exact(PATHS[other % 2])),
+        invert,
+    };
+    let operation = match permission % 9 {
+        0 => Permission::Path(exact(path(other))),
+        1 => Permission::Path(prefix(other)),
+        2 => {
+            Permission::OneOf(vec![Permission::Path(exact(path(other))), Permission::Path(prefix(other + 1))])
+        }
+        3 => Permission::OneOf(vec![Permission::Path(exact(path(other))), Permission::Port(9080)]),
+        4 => Permission::All(vec![Permission::Path(prefix(other)), method("GET")]),
+        5 => Permission::Not(Box::new(Permission::Path(exact(path(other))))),
+        6 => Permission::Path(TextMatch::IgnoreCase(Box::new(exact(path(other))))),
+        7 => Permission::Metadata(claim(other.is_multiple_of(3))),
+        _ => Permission::Any,
+    };
+    let client = match principal % 8 {
+        0 => named(other),
+        1 => Principal::OneOf(vec![named(other), named(other + 1)]),
+        2 => Principal::OneOf(vec![named(other), Principal::DirectIp(block(other))]),
+        3 => Principal::DirectIp(block(other)),
+        4 => Principal::RemoteIp(block(other)),
+        5 => Principal::All(vec![Principal::RemoteIp(block(other)), Principal::Path(prefix(other))]),
+        6 => Principal::Metadata(claim(false)),
+        _ => Principal::Any,
+    };
+    rule(&format!("{permission}-{principal}-{other}"), vec![operation], vec![client])
+}
+
+proptest! {
+    #[test]
+    fn an_index_changes_no_result(
+        rules in proptest::collection::vec((0_usize..9, 0_usize..8, 0_usize..12), 0..40),
+        (path, name, direct, remote, subject_of) in (0_usize..5, 0_usize..4, 0_usize..4, 0_usize..4, 0_usize..3),
+    ) {
+        let indexed = Rules::new(RuleAction::Allow, rules.into_iter().map(numbered).collect());
+        let peer = NAMES.get(name).map_or_else(Peer::plain, |name| known(&[name], &["b.a"]));
+        let head = PATHS.get(path).map(|path| RequestHead::build("GET", &format!("{path}?q"), "h", &[]));
+        let metadata = json!({ "jwt": { "sub": PATHS.get(subject_of) } });
+        let subject = Subject {
+            source: SocketAddr::new(ADDRESSES[direct].parse().unwrap(), 5_000),
+            remote: ADDRESSES[remote].parse().unwrap(),
+            metadata: metadata.as_object(),
+            ..subject(head.as_ref(), &peer)
+        };
+        let linear = indexed.rules.iter().find(|rule| matches(rule, &subject, Values::Every));
+        prop_assert_eq!(matched(&indexed, &subject), linear.map(|rule| &rule.name));
+    }
+}
+
+#[test]
+fn rules_for_different_values_are_indexed() {
+    let rules = (0..100).map(|number| {
+        let path = Permission::Path(TextMatch::Prefix(format!("/{number}/").into_bytes().into()));
+        rule(
+            &format!("{number:03}"),
+            vec![path, Permission::Path(exact(&format!("/{number}")))],
+            vec![Principal::Any],
+        )
+    });
+    let rules = Rules::new(RuleAction::Allow, rules.collect());
+    let index = rules.index.as_ref().unwrap();
+    let attributes = Attributes {
+        path: Some(b"/42/a"),
+        names: None,
+        direct: [10, 0, 0, 1].into(),
+        remote: [10, 0, 0, 1].into(),
+    };
+    let mut examined = Vec::new();
+    index.visit(&attributes, |_| None, |positions| examined.extend_from_slice(positions));
+    assert_eq!(examined, [42]);
 }

@@ -52,8 +52,7 @@ fn rules(proto: &Rbac) -> Result<Rules> {
     for (name, policy) in &proto.policies {
         rules.push(rule(name, policy).at(format_args!("policies[{name:?}]"))?);
     }
-    rules.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(Rules { action, rules })
+    Ok(Rules::new(action, rules))
 }
 
 fn rule(name: &str, proto: &PolicyProto) -> Result<Rule> {

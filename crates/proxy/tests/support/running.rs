@@ -47,7 +47,7 @@ pub(crate) async fn authorizer() -> SocketAddr {
 
 pub(crate) fn rules(permission: Permission) -> Option<Rules> {
     let rule = Rule { name: "rule".into(), permissions: vec![permission], principals: vec![Principal::Any] };
-    Some(Rules { action: RuleAction::Deny, rules: vec![rule] })
+    Some(Rules::new(RuleAction::Deny, vec![rule]))
 }
 
 pub(crate) fn deny_if(permission: Permission) -> FilterKind {
