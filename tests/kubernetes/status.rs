@@ -65,7 +65,7 @@ fn the_leader_writes_the_status_of_routes_and_gateways() {
     let names = route["status"]["parents"].as_array().unwrap().iter().map(|one| &one["controllerName"]);
     let mut names: Vec<&str> = names.map(|name| name.as_str().unwrap()).collect();
     names.sort_unstable();
-    assert_eq!(names, ["example.com/other", "istio.io/gateway-controller"]);
+    assert_eq!(names, ["example.com/other", "skysail.io/gateway-controller"]);
     let gateway = read(&cluster, "gateway/edge");
     assert_eq!(gateway["status"]["listeners"][0]["attachedRoutes"], 1);
     assert_eq!(condition(&gateway["status"]["conditions"], "Accepted"), ("True", "Accepted"));

@@ -52,8 +52,8 @@ pub use envoy_filters::{FilterSelection, SharedFilters};
 pub(crate) use extensions::{AppliedExtension, ExtensionEffect};
 pub(crate) use gateway_api::{CONFIG_MAP, CREDENTIAL, INVALID, ROOTS, shown_name};
 pub use gateway_api::{
-    CONTROLLERS, ClusterStatus, GatewayApiStatus, GatewayDeployment, ListenerStatus, ObjectCondition, OWN_CLASS,
-    ParentStatus, StatusCondition,
+    CONTROLLERS, ClusterStatus, GatewayApiStatus, GatewayDeployment, ListenerStatus, OWN_CLASS,
+    ObjectCondition, ParentStatus, StatusCondition,
 };
 pub(crate) use gateways::{BoundRule, GatewayHosts, SECRET, gateway_name, is_within};
 pub(crate) use hosts::WELL_KNOWN_PORT;

@@ -79,11 +79,13 @@ impl World {
                 self.kubernetes_gateways.get(of.namespace.as_deref().unwrap_or(namespace), &of.name)
             });
         }
-        let class = gateway.map(|entry| entry.object.spec.gateway_class_name.as_str());
-        let class = class.and_then(|class| self.gateway_classes.get("", class));
+        let name = gateway.map(|entry| entry.object.spec.gateway_class_name.as_str());
+        let class = name.and_then(|name| self.gateway_classes.get("", name));
         let named = class.map(|entry| entry.object.spec.controller_name.as_str());
         let known = CONTROLLERS.iter().find(|controller| named == Some(**controller));
-        known.unwrap_or(&CONTROLLERS[0])
+        // The controller stays the same when the object of the class is made.
+        let default = if name == Some(OWN_CLASS.0) { OWN_CLASS.1 } else { CONTROLLERS[0] };
+        known.copied().unwrap_or(default)
     }
 
     /// Returns all listeners of the Gateways that are served here, those of the oldest Gateways first.
