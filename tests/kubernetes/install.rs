@@ -79,16 +79,14 @@ fn changes(output: &str) -> Vec<&str> {
 fn an_installation_is_complete_repeatable_and_removable() {
     let Some(mesh) = Mesh::start(&[]) else { return };
     let tried = mesh.done("install", &["--dry-run"]);
-    assert_eq!(
-        (changes(&tried)[0], changes(&tried).len()),
-        ("unchanged", 12),
-        "the namespace exists: {tried}"
-    );
-    assert!(changes(&tried)[1..].iter().all(|change| *change == "created"), "{tried}");
+    let found = changes(&tried);
+    assert_eq!((found[0], found.len()), ("unchanged", 13), "the namespace exists: {tried}");
+    // Another test may have made the definition of Skysail's kind, which stays.
+    assert!(found[2..].iter().all(|change| *change == "created"), "{tried}");
     assert!(mesh.objects().is_empty(), "a dry run changes nothing");
 
     let installed = mesh.done("install", &["--no-wait"]);
-    assert_eq!(changes(&installed), changes(&tried), "what the dry run said: {installed}");
+    assert_eq!(changes(&installed)[2..], found[2..], "what the dry run said: {installed}");
     assert_eq!(mesh.objects().len(), 11, "{:?}", mesh.objects());
     let again = mesh.done("install", &["--no-wait"]);
     assert!(changes(&again).iter().all(|change| *change == "unchanged"), "{again}");
@@ -116,6 +114,48 @@ fn an_installation_is_complete_repeatable_and_removable() {
     mesh.cluster.done(&["get", "namespace", &mesh.cluster.namespace], "");
     let again = mesh.done("uninstall", &["--yes"]);
     assert!(again.contains("no revision"), "{again}");
+}
+
+#[test]
+fn checks_say_what_an_installation_lacks() {
+    let Some(mesh) = Mesh::start(&[]) else { return };
+    let verdicts = |options: &[&str]| {
+        let output = mesh.run("check", &[options, &["--output", "json"]].concat());
+        let read: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(i32::from(read["healthy"] != true)), "{read:#}");
+        let checks = read["checks"].as_array().unwrap().clone();
+        move |subject: &str| {
+            let found = checks.iter().find(|check| check["subject"] == subject);
+            found.map(|check| (check["verdict"].clone(), check["detail"].to_string()))
+        }
+    };
+    let is = |found: Option<(Value, String)>, verdict: &str, detail: &str| {
+        let is_so = found.as_ref().is_some_and(|(is, what)| *is == verdict && what.contains(detail));
+        assert!(is_so, "{verdict} {detail}: {found:?}");
+    };
+    let before = verdicts(&["--before"]);
+    is(before("the API server answers, and is recent enough"), "passed", "Kubernetes v1.");
+    is(before("the clocks of machines agree"), "passed", "this machine");
+    is(before("the objects can be created"), "passed", "13 objects");
+    is(verdicts(&[])("it is installed"), "failed", "there is no control plane");
+
+    mesh.done("install", &["--no-wait", "--replicas", "1", "--control-image", "registry.invalid/skysaild:1"]);
+    let after = verdicts(&[]);
+    is(after("it is installed"), "passed", &mesh.revision);
+    is(after("its objects exist"), "passed", "");
+    is(after("its pods are available"), "failed", "0 of 1 new pods");
+    is(after("its Service has endpoints"), "failed", "no pod");
+    is(after("one of its replicas leads"), "failed", "has no holder");
+    is(after("the API server can verify them"), "failed", "caBundle is empty");
+    is(after("a new pod gets a sidecar"), "failed", "failed calling webhook");
+    is(after("sidecars are ready"), "passed", "0");
+    let budget = format!("poddisruptionbudget/skysaild-{}", mesh.revision);
+    mesh.cluster.done(&["delete", &budget], "");
+    is(verdicts(&[])("its objects exist"), "failed", "missing: PodDisruptionBudget");
+
+    let text = mesh.run("check", &[]);
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains("repeat `skysail install`") && text.contains("passed: "), "{text}");
 }
 
 #[test]
@@ -167,8 +207,8 @@ fn missing_permissions_are_said_before_any_change() {
         "metadata": { "name": revision },
         "rules": [{
             "apiGroups": ["", "apps", "policy", "autoscaling", "rbac.authorization.k8s.io",
-                          "admissionregistration.k8s.io"],
-            "resources": KINDS.split(',').chain(["namespaces"]).collect::<Vec<_>>(),
+                          "admissionregistration.k8s.io", "apiextensions.k8s.io"],
+            "resources": KINDS.split(',').chain(["namespaces", "customresourcedefinitions"]).collect::<Vec<_>>(),
             "verbs": ["get", "list", "create", "patch"],
         }],
     });
@@ -223,6 +263,46 @@ fn the_control_plane_passes_the_restricted_standard() {
 }
 
 #[test]
+fn the_definition_of_a_kind_checks_its_objects() {
+    let Some(mesh) = Mesh::start(&[]) else { return };
+    mesh.done("install", &["--no-wait", "--validation", "off"]);
+    let Cluster { namespace, .. } = &mesh.cluster;
+    mesh.cluster.done(&["wait", "--for=condition=Established", "crd/ratelimitpolicies.skysail.io"], "");
+    let create = |spec: &str| {
+        let text = format!(
+            "apiVersion: skysail.io/v1alpha1\nkind: RateLimitPolicy\nmetadata: {{name: web, namespace: {namespace}}}\nspec: {spec}"
+        );
+        let strict = ["create", "--dry-run=server", "--validate=strict", "-o", "json", "-f", "-"];
+        let output = mesh.cluster.kubectl(&strict, &text);
+        let read = serde_json::from_slice::<Value>(&output.stdout);
+        read.map_err(|_| String::from_utf8(output.stderr).unwrap())
+    };
+    let spec = "{selector: {matchLabels: {app: web}}, rules: [{match: {paths: [/a/*], headers: {x: {exact: one}}}, \
+        by: [{sourcePrincipal: true}, {header: x-user, key: user}], \
+        limit: {requests: 100, unit: MINUTE, burst: 3}, response: {status: 503, headers: {x-limited: \"true\"}}}]}";
+    let created = create(spec).unwrap();
+    // No field is lost, and none is added.
+    let expected: Value = serde_json::from_value(json!({
+        "selector": { "matchLabels": { "app": "web" } },
+        "rules": [{ "match": { "paths": ["/a/*"], "headers": { "x": { "exact": "one" } } },
+                    "by": [{ "sourcePrincipal": true }, { "header": "x-user", "key": "user" }],
+                    "limit": { "requests": 100, "unit": "MINUTE", "burst": 3 },
+                    "response": { "status": 503, "headers": { "x-limited": "true" } } }],
+    }))
+    .unwrap();
+    assert_eq!(created["spec"], expected);
+    for (spec, reason) in [
+        ("{rules: [{limit: {requests: 1, unit: WEEK}}]}", "Unsupported value: \"WEEK\""),
+        ("{rules: [{limit: {requests: 1}}]}", "either unit or interval"),
+        ("{rules: [{name: a}]}", "either limit or global"),
+        ("{rules: [{limit: {requests: 1, unit: HOUR}, shadoww: true}]}", "unknown field"),
+    ] {
+        let error = create(spec).unwrap_err();
+        assert!(error.contains(reason), "{spec}: {error}");
+    }
+}
+
+#[test]
 fn kubectl_accepts_the_printed_objects() {
     let Some(mesh) = Mesh::start(&[]) else { return };
     for format in ["yaml", "json"] {
@@ -243,7 +323,8 @@ fn a_missing_namespace_is_created() {
         String::from_utf8(output.stdout).unwrap()
     };
     let tried = run("install", &["--dry-run"]);
-    assert_eq!(changes(&tried), ["created"; 12], "{tried}");
+    let found = changes(&tried);
+    assert_eq!((found[0], &found[2..]), ("created", &["created"; 11][..]), "{tried}");
     assert!(!mesh.cluster.kubectl(&["get", "namespace", &namespace], "").status.success());
     run("install", &["--no-wait"]);
     run("uninstall", &["--yes"]);

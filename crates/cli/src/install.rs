@@ -12,7 +12,7 @@ use serde_json::json;
 use skysail_core::stdio::{self, print_error};
 use skysail_install::{
     Connection, InstallOptions, Installation, Installed, NotInTime, Object, Target, Validation, check_image,
-    install, objects, uninstall,
+    definitions, install, objects, uninstall,
 };
 
 use crate::{
@@ -102,7 +102,7 @@ pub(crate) struct UninstallArgs {
 
 /// The cluster, and the place of the control plane in it.
 #[derive(Debug, clap::Args)]
-struct TargetArgs {
+pub(crate) struct TargetArgs {
     /// Namespace of the control plane.
     #[arg(short, long, value_name = "NAMESPACE", default_value = "istio-system")]
     namespace: String,
@@ -147,11 +147,11 @@ struct ControlOptions {
 }
 
 impl TargetArgs {
-    fn target(&self) -> anyhow::Result<Target> {
+    pub(crate) fn target(&self) -> anyhow::Result<Target> {
         Ok(Target::new(&self.namespace, &self.revision)?)
     }
 
-    async fn connect(&self) -> anyhow::Result<Connection> {
+    pub(crate) async fn connect(&self) -> anyhow::Result<Connection> {
         Connection::new(self.kubeconfig.as_deref(), self.context.as_deref()).await
     }
 }
@@ -235,6 +235,12 @@ pub(crate) fn run_install(args: &InstallArgs) -> anyhow::Result<u8> {
     Ok(exit::OK)
 }
 
+/// Prints the definitions of Skysail's own kinds.
+pub(crate) fn print_definitions() -> anyhow::Result<u8> {
+    stdio::write(text(&definitions(), ObjectFormat::Yaml)?.as_bytes())?;
+    Ok(exit::OK)
+}
+
 /// Removes a control plane.
 pub(crate) fn run_uninstall(args: &UninstallArgs) -> anyhow::Result<u8> {
     let target = args.place.target()?;
@@ -297,7 +303,7 @@ fn report(line: &str) {
     let _ = stdio::print(line);
 }
 
-fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+pub(crate) fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")
 }
 

@@ -27,6 +27,7 @@ mod screen;
 mod status;
 mod traffic;
 mod up;
+mod validated;
 mod view;
 mod workload;
 
@@ -74,6 +75,11 @@ enum Command {
     Install(Box<install::InstallArgs>),
     /// Remove a control plane from a Kubernetes cluster.
     Uninstall(install::UninstallArgs),
+    /// Look for problems of a control plane and its sidecars in a Kubernetes cluster.
+    Check(check::CheckArgs),
+    /// Print the definitions (CRDs) of Skysail's own kinds. `skysail install` applies them.
+    #[command(after_help = "For example: skysail crds | kubectl apply --server-side -f -")]
+    Crds,
     /// Make container images of the programs, without a container engine.
     Image(image::ImageArgs),
     /// Show or rotate the root certificates of the mesh.
@@ -151,6 +157,8 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::Inject(args) => inject::run(&args),
         Command::Install(args) => install::run_install(&args),
         Command::Uninstall(args) => install::run_uninstall(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Crds => install::print_definitions(),
         Command::Image(args) => image::run(&args),
         Command::Ca(args) => ca::run(args),
         Command::Control(args) => skysail_control::run(args).map(done),

@@ -18,7 +18,7 @@ use skysail_core::stdio;
 use skysail_sandbox::{Capacity, Settings, Survey, isolate, rundir};
 
 use self::monitor::{MonitorOrder, monitor};
-use crate::{check, exit, input::Input, publish, view::Output};
+use crate::{exit, input::Input, publish, validated, view::Output};
 
 /// Arguments of `skysail up`.
 #[derive(Debug, clap::Args)]
@@ -156,7 +156,7 @@ pub(crate) fn outside(args: UpArgs) -> anyhow::Result<u8> {
     args.envoys.iter().try_for_each(|(workload, _)| survey.check_envoy(workload))?;
     args.images.iter().try_for_each(|(image, _)| survey.check_image(image))?;
     if let Some(checked) = &survey.checked {
-        return check::report(&name, checked, args.output);
+        return validated::report(&name, checked, args.output);
     }
     let capacity = Capacity::of_machine(args.max_pods.map(usize::from), args.plain);
     survey.check_capacity(&capacity)?;

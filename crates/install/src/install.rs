@@ -119,9 +119,9 @@ async fn superfluous(
     Ok(superfluous)
 }
 
-/// Returns all objects that an installation may have. Only their names count.
+/// Returns all objects that an installation may have, for their names and for checks. The images do not exist.
 pub(crate) fn all(target: &Target) -> Vec<Object> {
-    let (image, arguments) = (String::new(), Vec::new());
+    let (image, arguments) = ("skysail.invalid/image".to_owned(), Vec::new());
     objects(&Installation {
         target: target.clone(),
         control_image: image.clone(),

@@ -2,8 +2,10 @@
 //!
 //! [`Image`] is made from a program and the libraries that it loads, without a container engine. [`objects()`] returns
 //! what an installation consists of. [`install()`] and [`uninstall()`] apply and remove these objects.
+//! [`check_before`] and [`check_installed`] look for problems in a cluster.
 
 mod changes;
+mod check;
 mod connection;
 mod image;
 mod install;
@@ -15,11 +17,12 @@ mod uninstall;
 mod wait;
 
 pub use self::{
+    check::{Category, CheckResult, Verdict, check_before, check_installed},
     connection::Connection,
     image::{Image, ImageSpec},
     install::{InstallOptions, install},
     object::Object,
-    objects::objects,
+    objects::{definitions, objects},
     settings::{Installation, SettingsError, Target, Validation, check_image},
     uninstall::{Installed, uninstall},
     wait::NotInTime,

@@ -39,6 +39,7 @@ kinds! {
     DISRUPTION_BUDGET: "policy", "v1", "PodDisruptionBudget", true;
     AUTOSCALER: "autoscaling", "v2", "HorizontalPodAutoscaler", true;
     WEBHOOK: "admissionregistration.k8s.io", "v1", "MutatingWebhookConfiguration", false;
+    DEFINITION: "apiextensions.k8s.io", "v1", "CustomResourceDefinition", false;
     VALIDATION: "admissionregistration.k8s.io", "v1", "ValidatingWebhookConfiguration", false;
 }
 

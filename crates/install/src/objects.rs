@@ -4,7 +4,7 @@ mod permissions;
 mod webhook;
 mod workload;
 
-pub(crate) use self::webhook::INJECTOR;
+pub(crate) use self::{permissions::LEASE, webhook::INJECTOR};
 
 use serde_json::{Value, json};
 
@@ -16,6 +16,8 @@ use crate::{
 /// Label with the program that manages an object, and its value.
 pub(crate) const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 pub(crate) const MANAGER: &str = "skysail";
+/// Label with the system that an object is a part of.
+const PART_OF: &str = "app.kubernetes.io/part-of";
 /// Secret of a self-signed certificate authority.
 pub(crate) const AUTHORITY: &str = "istio-ca-secret";
 /// ConfigMap with the trust bundle, in each namespace.
@@ -25,6 +27,8 @@ pub(crate) const APP: &str = "app";
 pub(crate) const ISTIOD: &str = "istiod";
 /// Label with the name of the program.
 const NAME: &str = "app.kubernetes.io/name";
+/// Name of the container of a sidecar.
+pub(crate) const SIDECAR: &str = "istio-proxy";
 /// Label with the revision.
 pub(crate) const REVISION: &str = "istio.io/rev";
 
@@ -33,11 +37,23 @@ pub(crate) const REVISION: &str = "istio.io/rev";
 pub fn objects(installation: &Installation) -> Vec<Object> {
     let Target { namespace, .. } = &installation.target;
     let mut objects = vec![Object::new(ObjectKind::NAMESPACE, "", namespace, json!({}))];
+    objects.extend(definitions());
     objects.extend(permissions::objects(installation));
     objects.extend(workload::objects(installation));
     objects.extend(webhook::validation(&installation.target, installation.validation));
     objects.push(webhook::configuration(&installation.target));
     objects
+}
+
+/// Returns the definitions of Skysail's own kinds. All revisions share them.
+pub fn definitions() -> Vec<Object> {
+    let all = skysail_model::definitions::definitions().into_iter();
+    let definition = |mut fields: Value| {
+        let name = fields["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        fields["metadata"]["labels"] = json!({ PART_OF: MANAGER, MANAGED_BY: MANAGER });
+        Object::new(ObjectKind::DEFINITION, "", &name, fields)
+    };
+    all.map(definition).collect()
 }
 
 impl Installation {
@@ -55,7 +71,7 @@ fn selector(target: &Target) -> Value {
 /// Returns the labels of all objects but the namespace.
 fn labels(target: &Target) -> Value {
     let mut labels = selector(target);
-    labels["app.kubernetes.io/part-of"] = MANAGER.into();
+    labels[PART_OF] = MANAGER.into();
     labels[MANAGED_BY] = MANAGER.into();
     labels
 }

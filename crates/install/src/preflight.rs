@@ -82,9 +82,9 @@ pub(crate) async fn check(
         findings.problems.push("a member of the cluster role cluster-admin has all of them".to_owned());
         return Ok(findings);
     }
-    missing_kinds(connection, &mut findings).await?;
+    findings.notes = missing_kinds(connection).await?;
     if !force {
-        other_injectors(connection, target, &mut findings).await?;
+        findings.problems.extend(other_injectors(connection, target).await?);
     }
     let is_there = connection.get(&objects[0]).await.map_err(readable)?.is_some();
     for object in objects {
@@ -176,9 +176,10 @@ pub(crate) async fn missing_permissions(
     Ok(missing)
 }
 
-/// Adds notes about kinds that the cluster does not have.
-async fn missing_kinds(connection: &Connection, findings: &mut Findings) -> anyhow::Result<()> {
+/// Returns notes about kinds that the cluster does not have.
+pub(crate) async fn missing_kinds(connection: &Connection) -> anyhow::Result<Vec<String>> {
     let client = connection.client();
+    let mut notes = Vec::new();
     let groups = client.list_api_groups().await.map_err(readable)?;
     for (suffix, name) in DEFINITIONS {
         let kinds = || Kind::ALL.iter().filter(|kind| kind.group().ends_with(suffix));
@@ -202,21 +203,18 @@ async fn missing_kinds(connection: &Connection, findings: &mut Findings) -> anyh
             let names: Vec<&str> = missing.iter().map(|(_, kind)| *kind).collect();
             let which =
                 if names.len() == count { String::new() } else { format!(" for {}", names.join(", ")) };
-            findings.notes.push(format!(
+            notes.push(format!(
                 "the cluster has no definitions (CRDs) of {name}{which}; install them to create such objects, before or \
                  after Skysail"
             ));
         }
     }
-    Ok(())
+    Ok(notes)
 }
 
-/// Adds a problem for each other control plane that injects the pods of this revision.
-async fn other_injectors(
-    connection: &Connection,
-    target: &Target,
-    findings: &mut Findings,
-) -> anyhow::Result<()> {
+/// Returns a problem for each other control plane that injects the pods of this revision.
+pub(crate) async fn other_injectors(connection: &Connection, target: &Target) -> anyhow::Result<Vec<String>> {
+    let mut problems = Vec::new();
     let api: Api<MutatingWebhookConfiguration> = Api::all(connection.client());
     let found = api.list(&ListParams::default()).await.map_err(readable)?;
     for configuration in found {
@@ -225,12 +223,12 @@ async fn other_injectors(
         let injects = [INJECTOR, ISTIO_INJECTOR].contains(&label(APP));
         let is_of_revision = label(REVISION) == target.revision || label(TAG) == target.revision;
         if injects && is_of_revision && name != target.webhook() {
-            findings.problems.push(format!(
+            problems.push(format!(
                 "the pods of revision {} are injected by another control plane (MutatingWebhookConfiguration {name}); \
                  choose another --revision, or install both with --force",
                 target.revision
             ));
         }
     }
-    Ok(())
+    Ok(problems)
 }

@@ -1,4 +1,5 @@
-//! Removal of an installation. The namespace, definitions of kinds and the users' objects stay.
+//! Removal of an installation. The namespace, definitions of kinds and the users' objects stay: without a definition, its
+//! objects would be deleted.
 
 use std::time::Duration;
 
@@ -45,7 +46,8 @@ impl Installed {
     pub async fn find(connection: &Connection, target: &Target, purge: bool) -> anyhow::Result<Self> {
         let mut installed = Self { objects: Vec::new(), kept: Vec::new(), notes: Vec::new() };
         // The webhook configuration is the first: without a control plane, it would prevent new pods.
-        for object in all(target).into_iter().rev().filter(|object| object.kind != ObjectKind::NAMESPACE) {
+        let stays = [ObjectKind::NAMESPACE, ObjectKind::DEFINITION];
+        for object in all(target).into_iter().rev().filter(|object| !stays.contains(&object.kind)) {
             let found =
                 connection.get(&object).await.map_err(readable).with_context(|| object.to_string())?;
             match found {

@@ -80,7 +80,7 @@ pub(crate) async fn deployment(
 }
 
 /// Returns what is not available of a Deployment.
-fn unavailable(deployment: &Deployment) -> Option<String> {
+pub(crate) fn unavailable(deployment: &Deployment) -> Option<String> {
     let wanted = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
     let status = deployment.status.clone().unwrap_or_default();
     let is_observed = status.observed_generation >= deployment.metadata.generation;
@@ -92,7 +92,7 @@ fn unavailable(deployment: &Deployment) -> Option<String> {
 }
 
 /// Returns why a pod of the control plane does not run.
-async fn pod_problem(connection: &Connection, target: &Target) -> Option<String> {
+pub(crate) async fn pod_problem(connection: &Connection, target: &Target) -> Option<String> {
     let api: Api<Pod> = Api::namespaced(connection.client(), &target.namespace);
     let labels = format!("{MANAGED_BY}={MANAGER},{REVISION}={}", target.revision);
     let pods = api.list(&ListParams::default().labels(&labels)).await.ok()?;

@@ -9,6 +9,7 @@ pub mod api;
 mod clause;
 mod compile;
 mod coverage;
+pub mod definitions;
 pub mod diagnostic;
 pub mod fields;
 pub mod files;

@@ -16,7 +16,7 @@ use crate::{
 const ADMISSION: &str = "admissionregistration.k8s.io";
 const WEBHOOKS: [&str; 2] = ["mutatingwebhookconfigurations", "validatingwebhookconfigurations"];
 /// Lease of the leader of the control planes.
-const LEASE: &str = "skysail-leader";
+pub(crate) const LEASE: &str = "skysail-leader";
 /// Lease of the replica that deploys gateways, without its revision.
 const GATEWAYS_LEASE: &str = "skysail-gateways";
 /// API group of roles.
@@ -84,6 +84,7 @@ fn cluster_rules(installation: &Installation) -> Vec<Value> {
         let verbs = ["get", "create", "patch"];
         rules.push(rule("", &["serviceaccounts", "services"], &verbs));
         rules.push(rule("apps", &["deployments"], &verbs));
+        rules.push(rule("policy", &["poddisruptionbudgets"], &verbs));
         rules.push(rule("gateway.networking.k8s.io", &["gatewayclasses"], &["create"]));
     }
     rules

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 
 use super::{
@@ -9,9 +10,10 @@ use super::{
     telemetry::ProviderRef,
     value::{Duration, StringMatch},
 };
+use crate::definitions;
 
 /// `spec` of a RateLimitPolicy.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "camelCase")]
 pub struct RateLimitPolicy {
     /// Workloads that the policy selects; unset and no `targetRefs`: the namespace, or the mesh in the root namespace.
@@ -23,7 +25,7 @@ pub struct RateLimitPolicy {
 }
 
 /// Object to which a RateLimitPolicy of the same namespace is attached.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "camelCase")]
 pub struct RateLimitTarget {
     /// API group; empty for a Service.
@@ -37,7 +39,7 @@ pub struct RateLimitTarget {
 }
 
 /// Limit of the requests that match.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "camelCase")]
 pub struct RateLimitRule {
     /// Name, for metrics and the descriptors of a rate limit service.
@@ -58,7 +60,7 @@ pub struct RateLimitRule {
 }
 
 /// Conditions of a rule; all fields that are set must match. Texts may be `text`, `text*`, `*text` or `*`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "camelCase")]
 pub struct RateLimitMatch {
     /// Paths without query; one must match.
@@ -68,8 +70,10 @@ pub struct RateLimitMatch {
     /// Hosts, compared without regard to case and port; one must match.
     pub hosts: Vec<String>,
     /// Headers; all must match.
+    #[schemars(schema_with = "string_matches")]
     pub headers: BTreeMap<String, StringMatch>,
     /// Headers; none may match.
+    #[schemars(schema_with = "string_matches")]
     pub without_headers: BTreeMap<String, StringMatch>,
     /// Principals of the peer, `cluster.local/ns/default/sa/productpage`; one must match.
     pub principals: Vec<String>,
@@ -78,7 +82,7 @@ pub struct RateLimitMatch {
 }
 
 /// Attribute of which each value has a limit of its own. Exactly one field beside `key` is set.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "camelCase")]
 pub struct RateLimitKey {
     /// Principal of the peer.
@@ -102,7 +106,7 @@ pub struct RateLimitKey {
 }
 
 /// Block of client addresses that has one limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ClientAddress {
     /// Prefix length for IPv4; unset: 32.
@@ -112,14 +116,16 @@ pub struct ClientAddress {
 }
 
 /// Number of requests in a time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Limit {
     /// Number of requests in each unit or interval.
     pub requests: u32,
     /// Unit of time.
+    #[schemars(schema_with = "units")]
     pub unit: Option<LimitUnit>,
-    /// Length of time, instead of a unit.
+    /// Length of time, instead of a unit, such as `500ms`.
+    #[schemars(with = "Option<String>")]
     pub interval: Option<Duration>,
     /// Number of requests that may arrive at once; unset: `requests`.
     pub burst: Option<u32>,
@@ -141,8 +147,19 @@ pub enum LimitUnit {
     Day,
 }
 
+/// Schema of a unit: descriptions of values are not possible in a definition.
+fn units(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "enum": ["SECOND", "MINUTE", "HOUR", "DAY"] })
+}
+
+/// Schema of the conditions on headers.
+fn string_matches(generator: &mut SchemaGenerator) -> Schema {
+    let value = definitions::string_match(generator);
+    json_schema!({ "type": "object", "additionalProperties": value })
+}
+
 /// Rate limit service that decides.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "camelCase")]
 pub struct GlobalLimit {
     /// Extension provider with `envoyRateLimit`.
@@ -152,7 +169,7 @@ pub struct GlobalLimit {
 }
 
 /// Response to requests above a limit.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "camelCase")]
 pub struct LimitResponse {
     /// Status; unset: 429.
