@@ -176,7 +176,7 @@ pub async fn check_before(connection: &Connection, target: &Target, report: &dyn
             }
         }
         Err(error) => {
-            _ = checks.add(Category::Installation, subject, Found::failed(format!("{error:#}"), ""))
+            checks.add(Category::Installation, subject, Found::failed(format!("{error:#}"), ""));
         }
     }
     checks.is_good

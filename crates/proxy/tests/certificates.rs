@@ -168,8 +168,6 @@ impl World {
             |lists_of: &[String]| ca(json!({"crl": lists(lists_of), "only_verify_leaf_cert_crl": true}));
         let hour = Duration::from_hours(1);
         let (hash, key) = self.pins("plain");
-        let hashes =
-            ["plain", "may encipher", "expired", "of clients", "self-signed"].map(|peer| self.pins(peer).0);
         let zero = STANDARD.encode([0; 32]);
         let mut contexts = vec![
             ("trusted", ca(json!({}))),
@@ -189,7 +187,6 @@ impl World {
             ("key", ca(json!({"verify_certificate_spki": [key]}))),
             ("hash or key", ca(json!({"verify_certificate_hash": ["00".repeat(32)], "verify_certificate_spki": [key]}))),
             ("other key", ca(json!({"verify_certificate_spki": [zero]}))),
-            ("hash alone", json!({"verify_certificate_hash": hashes})),
             ("key alone", json!({"verify_certificate_spki": [key]})),
             ("other hash alone", json!({"verify_certificate_hash": ["00".repeat(32)]})),
             ("key and name", ca(json!({
@@ -218,6 +215,7 @@ impl World {
         ]
         .into_iter()
         .map(|(name, context)| (name.to_owned(), context))
+        .chain([self.pinned()])
         .collect::<Vec<_>>();
         for (kind, matcher) in [
             ("URI", json!({"exact": "spiffe://west/ns/shop/sa/front"})),
@@ -257,6 +255,13 @@ impl World {
             contexts.push((format!("{kind} {matcher}"), ca(names)));
         }
         contexts
+    }
+
+    /// Returns a context that fingerprints of valid and other certificates alone decide.
+    fn pinned(&self) -> (String, Value) {
+        let peers = ["plain", "may encipher", "expired", "of clients", "self-signed"];
+        let hashes = peers.map(|peer| self.pins(peer).0);
+        ("hash alone".to_owned(), json!({"verify_certificate_hash": hashes}))
     }
 
     /// Returns the fingerprints of a peer's certificate and of its key.
