@@ -71,8 +71,6 @@ fn a_gateway_gets_its_proxies() {
         assert_eq!(metadata["labels"]["team"], "one");
         assert_eq!(metadata["annotations"]["example.com/note"], "two");
     }
-    let budget = until(&cluster, "poddisruptionbudget/edge-skysail", "exists", |_| true);
-    assert_eq!(budget["spec"]["maxUnavailable"], 1);
     let account = until(&cluster, "serviceaccount/edge-skysail", "exists", |_| true);
     assert_eq!(account["metadata"]["ownerReferences"][0]["name"], "edge");
 

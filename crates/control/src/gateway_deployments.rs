@@ -1,5 +1,5 @@
-//! Deploys the proxies of Gateways on a cluster: a ServiceAccount, a Service, a Deployment and a PodDisruptionBudget for
-//! each, which belong to the Gateway. The leader does so. It also makes the GatewayClass of Skysail.
+//! Deploys the proxies of Gateways on a cluster: a ServiceAccount, a Deployment and a Service for each, which belong to the
+//! Gateway. The leader does so. It also makes the GatewayClass of Skysail.
 //!
 //! Objects are applied when they differ from what was applied last, and at intervals, so that deleted ones come back. The
 //! pods are injected here: the webhook need not answer, and annotations of the Gateway cannot change the proxy's container.
@@ -221,16 +221,12 @@ fn objects(of: &GatewayDeployment, settings: &Settings) -> Result<Vec<Value>, In
         object
     };
     let template = pod(of, settings, labels(&[MANAGED, ("sidecar.istio.io/inject", "false")]))?;
-    let selector = json!({ "matchLabels": of.selector });
-    let deployment = json!({ "spec": { "selector": selector, "template": template } });
-    // It never prevents that a node is drained, and keeps all but one of several pods.
-    let budget = json!({ "spec": { "selector": selector, "maxUnavailable": 1 } });
+    let deployment = json!({ "spec": { "selector": { "matchLabels": of.selector }, "template": template } });
     // Without a Service, no proxies start.
     Ok(vec![
         object("v1", "ServiceAccount", &of.account, json!({})),
         object("v1", "Service", &of.name, json!({ "spec": service(of) })),
         object("apps/v1", "Deployment", &of.name, deployment),
-        object("policy/v1", "PodDisruptionBudget", &of.name, budget),
     ])
 }
 
