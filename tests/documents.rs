@@ -12,12 +12,13 @@ use std::{
 };
 
 /// Subcommands whose options documents mention without the command.
-const SUBCOMMANDS: [&str; 39] = [
+const SUBCOMMANDS: [&str; 40] = [
     "up",
     "analyze",
     "inject",
     "install",
     "uninstall",
+    "check",
     "image",
     "call",
     "explain",

@@ -67,7 +67,7 @@ impl GatewayDeployer {
     /// Deploys without end.
     pub(crate) async fn run(mut self) -> Infallible {
         let mut attempts: HashMap<ClusterObject, Attempt> = HashMap::new();
-        let lines = Throttle::new(INTERVAL);
+        let (lines, class_lines) = (Throttle::new(INTERVAL), Throttle::new(INTERVAL));
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut is_first, mut is_due) = (true, false);
@@ -87,7 +87,7 @@ impl GatewayDeployer {
             };
             let (mut meant, has_class) = tokio::task::spawn_blocking(read).await.unwrap_or_default();
             if !has_class && (is_due || is_first) {
-                self.create_class(&lines).await;
+                self.create_class(&class_lines).await;
             }
             is_first = false;
             meant.retain(|of| self.is_own(of));

@@ -12,7 +12,7 @@ use k8s_openapi::{api::discovery::v1::EndpointSlice, serde::de::DeserializeOwned
 use kube::{Api, api::ListParams};
 
 use crate::{
-    connection::{Connection, readable},
+    connection::{Connection, Denied, readable},
     install::all,
     preflight,
     settings::Target,
@@ -123,6 +123,17 @@ impl Found {
         Self { verdict: Verdict::Failed, detail: detail.into(), remedy: remedy.into() }
     }
 
+    /// Returns the result of a check that a request has ended.
+    fn of_error(error: &anyhow::Error) -> Self {
+        let detail = format!("{error:#}");
+        match error.chain().any(|cause| cause.is::<Denied>()) {
+            true => Self::skipped(detail),
+            false => {
+                Self::failed(detail, "repeat the check; see the log of the API server if it fails again")
+            }
+        }
+    }
+
     fn skipped(detail: impl Into<String>) -> Self {
         Self { verdict: Verdict::Skipped, detail: detail.into(), remedy: String::new() }
     }
@@ -136,15 +147,15 @@ struct Checks<'a> {
 }
 
 impl Checks<'_> {
-    /// Makes a check. A request that fails, such as one without permission, leaves the subject unchecked. Returns whether
-    /// the check passed, or passed with a warning.
+    /// Makes a check. It is skipped if a permission is missing, and fails with any other error. Returns whether it passed,
+    /// or passed with a warning.
     async fn make(
         &mut self,
         category: Category,
         subject: &'static str,
         check: impl Future<Output = anyhow::Result<Found>>,
     ) -> bool {
-        let found = check.await.unwrap_or_else(|error| Found::skipped(format!("{error:#}")));
+        let found = check.await.unwrap_or_else(|error| Found::of_error(&error));
         self.add(category, subject, found)
     }
 
@@ -166,8 +177,9 @@ pub async fn check_before(connection: &Connection, target: &Target, report: &dyn
     match preflight::check(connection, target, &all(target), false).await {
         Ok(findings) => {
             let is_possible = findings.problems.is_empty();
+            let remedy = "these checks use images that do not exist; `skysail install --dry-run` uses yours";
             for problem in findings.problems {
-                checks.add(Category::Installation, subject, Found::failed(problem, ""));
+                checks.add(Category::Installation, subject, Found::failed(problem, remedy));
             }
             if is_possible {
                 let count = findings.changes.len();
@@ -194,12 +206,12 @@ pub async fn check_installed(
     }
     let installed = control_plane::is_installed(connection, target);
     if !checks.make(Category::ControlPlane, "it is installed", installed).await {
-        return checks.is_good;
+        return false;
     }
     control_plane::check(connection, target, &mut checks).await;
     match preflight::missing_kinds(connection).await {
         Ok(notes) => kinds(notes, &mut checks),
-        Err(error) => _ = checks.add(Category::Kinds, KINDS, Found::skipped(format!("{error:#}"))),
+        Err(error) => _ = checks.add(Category::Kinds, KINDS, Found::of_error(&error)),
     }
     webhooks::check(connection, target, &mut checks).await;
     certificates::check(connection, target, &mut checks).await;

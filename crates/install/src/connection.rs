@@ -109,9 +109,17 @@ pub(crate) fn is_missing(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404)
 }
 
+/// The API server does not permit a request.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Denied(String);
+
 /// Returns an error with a message for users: that of the API server, or the causes one after the other.
 pub(crate) fn readable(error: kube::Error) -> anyhow::Error {
     if let kube::Error::Api(status) = error {
+        if matches!(status.code, 401 | 403) {
+            return Denied(status.message.clone()).into();
+        }
         return anyhow!("{}", status.message);
     }
     let mut text = error.to_string();

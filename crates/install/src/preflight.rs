@@ -115,9 +115,11 @@ pub(crate) fn refused(object: &Object, error: kube::Error) -> String {
     format!("{object} is refused: {}{remedy}", readable(error))
 }
 
-/// Returns whether an object in the cluster is of another program. Any namespace may contain a control plane.
+/// Returns whether an object in the cluster is of another program. Any namespace may contain a control plane, and a
+/// definition of Skysail's kind may have been made by hand.
 pub(crate) fn is_foreign(object: &Object, found: &Value) -> bool {
-    object.kind != ObjectKind::NAMESPACE && found["metadata"]["labels"][MANAGED_BY] != MANAGER
+    let is_shared = [ObjectKind::NAMESPACE, ObjectKind::DEFINITION].contains(&object.kind);
+    !is_shared && found["metadata"]["labels"][MANAGED_BY] != MANAGER
 }
 
 /// An action that needs a permission.

@@ -63,7 +63,8 @@ impl ApiServer {
         let refused = |cause: String| OwnedError::Refused { kind: kind.clone(), name: name.clone(), cause };
         let object = serde_json::from_value(object.clone()).map_err(|error| refused(error.to_string()))?;
         let api: Api<DynamicObject> = Api::all_with(self.client(), &resource);
-        let parameters = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let parameters =
+            PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         match timeout(TIMEOUT, api.create(&parameters, &object)).await {
             Ok(Ok(_)) => Ok(true),
             Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => Ok(false),

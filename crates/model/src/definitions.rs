@@ -1,7 +1,7 @@
 //! Definitions (CRDs) of Skysail's own kinds, from their types: names, types and descriptions of the fields.
 
 use schemars::{JsonSchema, generate::SchemaSettings};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::api::{Kind, RateLimitPolicy};
 
@@ -71,16 +71,6 @@ fn rate_limit_rules(spec: &mut Value) {
         rule("has(self.limit) != has(self.global)", "a rule has either limit or global");
     rules["properties"]["limit"]["x-kubernetes-validations"] =
         rule("has(self.unit) != has(self.interval)", "a limit has either unit or interval");
-}
-
-/// Schema of a [`StringMatch`](crate::api::value::StringMatch).
-pub(crate) fn string_match(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    let texts = ["exact", "prefix", "regex"].map(|name| (name.to_owned(), json!({ "type": "string" })));
-    schemars::json_schema!({
-        "type": "object",
-        "maxProperties": 1,
-        "properties": Map::from_iter(texts),
-    })
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     config::{
-        policy::{Attributes, Permission, Policy, Principal, Rule, RuleAction, RuleIndex, Rules},
+        policy::{Permission, Policy, Principal, Rule, RuleAction, RuleAttributes, RuleIndex, Rules},
         text::TextMatch,
     },
     matching::{self, Values},
@@ -144,7 +144,7 @@ fn first_match<'a>(
     subject: &Subject<'_>,
     values: Values,
 ) -> Option<&'a Rule> {
-    let attributes = Attributes {
+    let attributes = RuleAttributes {
         path: subject.head.map(|head| head.path_without_query().as_bytes()),
         names: subject.peer.names(),
         direct: subject.source.ip(),

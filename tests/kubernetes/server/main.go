@@ -5,9 +5,8 @@
 package main
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
@@ -61,6 +60,8 @@ func main() {
 type cluster struct {
 	folder   string
 	servers  []*exec.Cmd
+	ended    chan string
+	signals  chan os.Signal
 	token    string
 	etcd     string
 	endpoint string
@@ -78,8 +79,9 @@ func withCluster(command []string) (int, error) {
 		return 0, err
 	}
 	defer os.RemoveAll(folder)
-	of := &cluster{folder: folder}
+	of := &cluster{folder: folder, ended: make(chan string, 8), signals: make(chan os.Signal, 1)}
 	defer of.stop()
+	signal.Notify(of.signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	if err := of.start(); err != nil {
 		return 0, fmt.Errorf("%w\n%s", err, of.logs())
 	}
@@ -88,8 +90,6 @@ func withCluster(command []string) (int, error) {
 
 // run runs the command, which gets the signals.
 func (of *cluster) run(command []string) (int, error) {
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
 	child := exec.Command(command[0], command[1:]...)
 	child.Stdin, child.Stdout, child.Stderr = os.Stdin, os.Stdout, os.Stderr
 	path := of.path("bin") + string(os.PathListSeparator) + os.Getenv("PATH")
@@ -98,7 +98,7 @@ func (of *cluster) run(command []string) (int, error) {
 		return 0, err
 	}
 	go func() {
-		for received := range signals {
+		for received := range of.signals {
 			_ = child.Process.Signal(received)
 		}
 	}()
@@ -181,15 +181,13 @@ func (of *cluster) prepare() error {
 	if err := os.WriteFile(of.path("tokens"), []byte(line), 0o600); err != nil {
 		return err
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	// As in most clusters.
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
 		return err
 	}
-	encoded, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		return err
-	}
-	block := pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: encoded})
+	encoded := x509.MarshalPKCS1PrivateKey(key)
+	block := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: encoded})
 	return os.WriteFile(of.path("accounts.key"), block, 0o600)
 }
 
@@ -224,6 +222,10 @@ func (of *cluster) serve(name string, arguments ...string) error {
 		return err
 	}
 	of.servers = append(of.servers, server)
+	go func() {
+		_ = server.Wait()
+		of.ended <- name
+	}()
 	return nil
 }
 
@@ -235,6 +237,13 @@ func (of *cluster) until(name, url string) error {
 	}}
 	end := time.Now().Add(startTimeout)
 	for time.Now().Before(end) {
+		select {
+		case server := <-of.ended:
+			return fmt.Errorf("%s has ended", server)
+		case received := <-of.signals:
+			return fmt.Errorf("%v before %s served", received, name)
+		case <-time.After(100 * time.Millisecond):
+		}
 		request, err := http.NewRequest(http.MethodGet, url, nil)
 		if err != nil {
 			return err
@@ -246,16 +255,22 @@ func (of *cluster) until(name, url string) error {
 				return nil
 			}
 		}
-		time.Sleep(100 * time.Millisecond)
 	}
 	return fmt.Errorf("%s does not serve after %v", name, startTimeout)
 }
 
-// stop ends the servers, the last one first.
+// stop ends the servers, the last one first. Each has a line in the channel when it has ended.
 func (of *cluster) stop() {
 	for index := len(of.servers) - 1; index >= 0; index-- {
 		_ = of.servers[index].Process.Kill()
-		_ = of.servers[index].Wait()
+	}
+	end := time.After(10 * time.Second)
+	for range of.servers {
+		select {
+		case <-of.ended:
+		case <-end:
+			return
+		}
 	}
 }
 

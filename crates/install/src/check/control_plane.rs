@@ -21,8 +21,8 @@ const CATEGORY: Category = Category::ControlPlane;
 const OPTIONAL: [ObjectKind; 2] = [ObjectKind::AUTOSCALER, ObjectKind::VALIDATION];
 /// Age of a restart that is no longer of interest.
 const RECENT: Duration = Duration::from_hours(1);
-/// Age of a Lease at which no replica leads: several times its duration.
-const STALE_LEASE: Duration = Duration::from_secs(60);
+/// Age of a Lease at which no replica leads: several times its duration, and more than clocks may differ.
+const STALE_LEASE: Duration = Duration::from_secs(120);
 
 /// Checks that there is a control plane of Skysail.
 pub(super) async fn is_installed(connection: &Connection, target: &Target) -> anyhow::Result<Found> {

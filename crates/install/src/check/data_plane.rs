@@ -20,6 +20,9 @@ const CATEGORY: Category = Category::DataPlane;
 /// Option of skysaild with the image of sidecars.
 const IMAGE: &str = "--injection-image=";
 
+/// Annotation of a pod that chooses another image.
+const IMAGE_ANNOTATION: &str = "sidecar.istio.io/proxyImage";
+
 /// The pods of the mesh.
 #[derive(Default)]
 struct Pods {
@@ -41,7 +44,7 @@ pub(super) async fn check(connection: &Connection, target: &Target, checks: &mut
         Ok(pods) => pods,
         Err(error) => {
             for subject in SUBJECTS {
-                checks.add(CATEGORY, subject, Found::skipped(format!("{error:#}")));
+                checks.add(CATEGORY, subject, Found::of_error(&error));
             }
             return;
         }
@@ -131,10 +134,12 @@ impl Pods {
             return Ok(());
         }
         self.injected += 1;
-        if !statuses(pod).any(|status| status.name == SIDECAR && status.ready) {
+        // A pod that is not scheduled has no statuses.
+        if statuses(pod).any(|status| status.name == SIDECAR && !status.ready) {
             self.unready.push(name.clone());
         }
-        if image != settings.image {
+        let is_chosen = settings.image.is_empty() || pod.annotations().contains_key(IMAGE_ANNOTATION);
+        if !is_chosen && image != settings.image {
             self.outdated.push(name);
         }
         Ok(())

@@ -4,10 +4,11 @@ use k8s_openapi::api::{
     admissionregistration::v1::{
         MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
     },
-    core::v1::Pod,
+    core::v1::{Namespace, Pod},
 };
-use kube::{Api, api::PostParams};
+use kube::{Api, ResourceExt as _, api::PostParams};
 use serde_json::json;
+use skysail_inject::{Decision, Settings, decide};
 
 use super::{Category, Checks, Found, certificates};
 use crate::{
@@ -20,6 +21,9 @@ use crate::{
 const CATEGORY: Category = Category::Webhooks;
 /// Namespace of the pod that is not created. Every cluster has it.
 const NAMESPACE: &str = "default";
+
+/// Part of the message about a webhook that does not answer.
+const FAILED: &str = "failed calling webhook";
 
 /// Makes the checks of the webhooks.
 pub(super) async fn check(connection: &Connection, target: &Target, checks: &mut Checks<'_>) {
@@ -43,7 +47,7 @@ async fn bundles(connection: &Connection, target: &Target) -> anyhow::Result<Fou
     };
     let remedy = "the control plane sets caBundle; see its log for what prevents it";
     if clients.iter().any(|client| bundle(client).is_empty()) {
-        let detail = "caBundle is empty, so that pods which the webhooks select cannot be created";
+        let detail = "caBundle is empty, so the API server calls none of them";
         return Ok(Found::failed(detail, remedy));
     }
     let roots = certificates::roots(connection, &target.namespace).await?;
@@ -68,6 +72,11 @@ async fn others(connection: &Connection, target: &Target) -> anyhow::Result<Foun
     })
 }
 
+/// Returns the beginning of the URL by which the API server calls the control plane.
+fn service_url(target: &Target) -> String {
+    format!("https://{}.{}.svc:", target.service(), target.namespace)
+}
+
 /// Lets the API server create a pod without keeping it.
 async fn injection(connection: &Connection, target: &Target) -> anyhow::Result<Found> {
     let label = if target.is_default() {
@@ -79,11 +88,23 @@ async fn injection(connection: &Connection, target: &Target) -> anyhow::Result<F
         "metadata": { "generateName": "skysail-check-", "labels": { label.0: label.1 } },
         "spec": { "containers": [{ "name": "app", "image": "registry.example/app" }] },
     });
+    let settings = Settings {
+        revision: target.revision.clone(),
+        is_default_revision: target.is_default(),
+        ..Settings::new("")
+    };
+    let namespaces: Api<Namespace> = Api::all(connection.client());
+    let labels = namespaces.get(NAMESPACE).await.map_err(readable)?.labels().clone();
+    if let (Decision::Leave(reason), _) = decide(&pod, NAMESPACE, Some(&labels), &settings) {
+        return Ok(Found::skipped(format!("a pod in namespace {NAMESPACE} gets none: {reason}")));
+    }
     let api: Api<Pod> = Api::namespaced(connection.client(), NAMESPACE);
     let parameters = PostParams { dry_run: true, ..PostParams::default() };
     let created = match api.create(&parameters, &serde_json::from_value(pod)?).await {
         Ok(pod) => pod,
-        Err(kube::Error::Api(status)) if status.message.contains("failed calling webhook") => {
+        Err(kube::Error::Api(status))
+            if status.message.contains(FAILED) && status.message.contains(&service_url(target)) =>
+        {
             let remedy = "the API server must reach port 15017 of the control plane's pods: look for network policies \
                           and firewalls between them";
             return Ok(Found::failed(status.message.clone(), remedy));
@@ -96,10 +117,15 @@ async fn injection(connection: &Connection, target: &Target) -> anyhow::Result<F
     let spec = created.spec.unwrap_or_default();
     let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
     let sidecar = containers.filter(|container| container.name == SIDECAR).find_map(|of| of.image.clone());
+    let revision = created.metadata.annotations.and_then(|mut all| all.remove(REVISION)).unwrap_or_default();
+    let sidecar = sidecar.filter(|_| revision == target.revision);
     Ok(match sidecar {
         Some(image) => Found::passed(format!("{image}, by a dry run in namespace {NAMESPACE}")),
         None => Found::failed(
-            format!("a dry run in namespace {NAMESPACE} added no container {SIDECAR}"),
+            format!(
+                "a dry run in namespace {NAMESPACE} added no container {SIDECAR} of revision {}",
+                target.revision
+            ),
             format!(
                 "see the labels of this namespace, and the log of the control plane; `kubectl get mutatingwebhookconfiguration {}`",
                 target.webhook()

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
+use serde_json::json;
 
 use super::{
     destination_rule::WorkloadSelector,
     telemetry::ProviderRef,
     value::{Duration, StringMatch},
 };
-use crate::definitions;
 
 /// `spec` of a RateLimitPolicy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -153,8 +153,10 @@ fn units(_: &mut SchemaGenerator) -> Schema {
 }
 
 /// Schema of the conditions on headers.
-fn string_matches(generator: &mut SchemaGenerator) -> Schema {
-    let value = definitions::string_match(generator);
+fn string_matches(_: &mut SchemaGenerator) -> Schema {
+    let text = json!({ "type": "string" });
+    let texts = json!({ "exact": text, "prefix": text, "regex": text });
+    let value = json!({ "type": "object", "maxProperties": 1, "properties": texts });
     json_schema!({ "type": "object", "additionalProperties": value })
 }
 

@@ -6,7 +6,7 @@ mod index;
 
 use std::{ops::Range, sync::Arc};
 
-pub use self::index::{Attributes, RuleIndex};
+pub use self::index::{RuleAttributes, RuleIndex};
 use super::{
     listener::Cidr,
     text::{HeaderMatch, MetadataMatch, TextMatch},

@@ -1,7 +1,7 @@
 //! Tokens and signatures that were verified before: those of a worker's tokens, and those of one request's tokens.
 //!
-//! A client usually sends a token many times. A check of its signature takes far longer than the rest of a request, and its
-//! parsing as long. Whether a signature is valid depends on the token and the keys alone. Times, issuers and audiences are checked for each
+//! A client usually sends a token many times. A check of its signature takes far longer than the rest of a request. Its
+//! parsing takes about as long as the rest. Whether a signature is valid depends on the token and the keys alone. Times, issuers and audiences are checked for each
 //! request. Forged tokens are not kept, so they take no memory.
 
 use std::{
@@ -11,6 +11,7 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
+use serde_json::Value;
 use skysail_http::map::Map;
 
 use super::{Status, Token};
@@ -20,6 +21,8 @@ use crate::config::jwt::KeySet;
 const TOKENS: usize = 128;
 /// Maximum length of a token that is kept in bytes, as in Envoy.
 const MAX_LENGTH: usize = 4 << 10;
+/// Maximum number of values in the header and the claims of a token that is kept.
+const MAX_VALUES: usize = 256;
 
 /// A parsed token, and the keys that have verified its signature.
 #[derive(Debug)]
@@ -43,9 +46,27 @@ pub(super) fn known(text: &str) -> Option<Rc<KnownToken>> {
             return Some(Rc::clone(known));
         }
         let (text, known) = older.remove_entry(text)?;
-        recent.insert(text, Rc::clone(&known));
+        insert(recent, older, text, Rc::clone(&known));
         Some(known)
     })
+}
+
+/// Adds a token to the recent ones. If there are too many, they become the older ones, and the former older ones are
+/// dropped.
+fn insert(recent: &mut Tokens, older: &mut Tokens, text: Box<str>, token: Rc<KnownToken>) {
+    if recent.len() >= TOKENS {
+        *older = std::mem::take(recent);
+    }
+    recent.insert(text, token);
+}
+
+/// Returns the number of values in a value, itself included.
+fn values(value: &Value) -> usize {
+    1 + match value {
+        Value::Array(list) => list.iter().map(values).sum::<usize>(),
+        Value::Object(fields) => fields.values().map(values).sum(),
+        _ => 0,
+    }
 }
 
 /// Checks the signature of a token. `verify` is called unless these keys have verified it, as `known` says.
@@ -62,13 +83,10 @@ pub(super) fn check(
         return Ok(());
     }
     verify()?;
-    if text.len() <= MAX_LENGTH {
+    if text.len() <= MAX_LENGTH && values(&token.header) + values(&token.claims) <= MAX_VALUES {
         VERIFIED.with_borrow_mut(|[recent, older]| {
-            if recent.len() >= TOKENS {
-                *older = std::mem::take(recent);
-            }
             let known = KnownToken { token: Arc::clone(token), keys: Arc::clone(keys) };
-            recent.insert(text.into(), Rc::new(known));
+            insert(recent, older, text.into(), Rc::new(known));
         });
     }
     Ok(())
@@ -139,7 +157,17 @@ mod tests {
             // A token that is used stays.
             assert_eq!(checked(&keys, "used", Ok(())), (Ok(()), number == 0));
         }
-        VERIFIED.with_borrow(|[recent, older]| assert!(recent.len() + older.len() <= 2 * TOKENS + 1));
+        let is_bounded =
+            || VERIFIED.with_borrow(|[recent, older]| recent.len() <= TOKENS && older.len() <= TOKENS);
+        assert!(is_bounded());
+        // Also if all of them are used between two that are new.
+        for new in 0..3 {
+            let all: Vec<Box<str>> =
+                VERIFIED.with_borrow(|tokens| tokens.iter().flat_map(|some| some.keys().cloned()).collect());
+            all.iter().for_each(|text| _ = known(text));
+            assert!(is_bounded());
+            assert_eq!(checked(&keys, &format!("new {new}"), Ok(())), (Ok(()), true));
+        }
         let long = "x".repeat(MAX_LENGTH + 1);
         for _ in 0..2 {
             assert_eq!(checked(&keys, &long, Ok(())), (Ok(()), true));

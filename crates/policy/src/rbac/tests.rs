@@ -343,7 +343,7 @@ fn rules_for_different_values_are_indexed() {
     });
     let rules = Rules::new(RuleAction::Allow, rules.collect());
     let index = rules.index.as_ref().unwrap();
-    let attributes = Attributes {
+    let attributes = RuleAttributes {
         path: Some(b"/42/a"),
         names: None,
         direct: [10, 0, 0, 1].into(),

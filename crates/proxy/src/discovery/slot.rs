@@ -25,6 +25,8 @@ pub(crate) struct Slot<T> {
     pub(super) absent: bool,
     /// Time when the server deleted the resource, which is still in use.
     pub(super) removed: Option<Instant>,
+    /// Time since which the warming versions have waited only for secrets.
+    pub(super) waits_for_secrets: Option<Instant>,
     /// Time when the resource was subscribed to by name.
     pub(super) requested_at: Option<Instant>,
 }
@@ -54,7 +56,15 @@ pub(crate) struct Failure {
 
 impl<T> Default for Slot<T> {
     fn default() -> Self {
-        Self { active: None, warming: None, error: None, absent: false, removed: None, requested_at: None }
+        Self {
+            active: None,
+            warming: None,
+            error: None,
+            absent: false,
+            removed: None,
+            waits_for_secrets: None,
+            requested_at: None,
+        }
     }
 }
 
@@ -116,8 +126,9 @@ impl<T> Slot<T> {
     }
 
     /// Puts the warming version into effect if it is warm, or if it has timed out. A version that waits for other
-    /// resources than secrets does not replace one in effect. One that waits only for secrets does: with TLS that fails,
-    /// not with the former TLS or none. Returns whether the version is in effect.
+    /// resources than secrets does not replace one in effect. A version that waits only for secrets does, because the
+    /// former one may have no TLS; handshakes then fail until the secrets arrive. A newer version continues this wait.
+    /// Returns whether the version is in effect.
     pub(super) fn promote(
         &mut self,
         name: &str,
@@ -125,14 +136,18 @@ impl<T> Slot<T> {
         awaited: impl FnOnce(&AcceptedResource<T>) -> Awaited,
     ) -> bool {
         let Some(accepted) = &self.warming else { return false };
-        let late = now.duration_since(accepted.since) >= WARMING_TIMEOUT;
         let awaited = awaited(accepted);
-        let comes = match awaited {
-            Awaited::Nothing => true,
-            Awaited::Secrets => late,
-            Awaited::Resources => late && self.active.is_none(),
+        let since = match awaited {
+            Awaited::Secrets => Some(*self.waits_for_secrets.get_or_insert(now)),
+            Awaited::Nothing | Awaited::Resources => None,
         };
+        self.waits_for_secrets = since;
+        let is_late = |since| now.duration_since(since) >= WARMING_TIMEOUT;
+        let comes = awaited == Awaited::Nothing
+            || since.is_some_and(is_late)
+            || self.active.is_none() && is_late(accepted.since);
         if comes {
+            self.waits_for_secrets = None;
             if awaited == Awaited::Secrets {
                 tracing::warn!(
                     resource = name,
@@ -156,10 +171,10 @@ pub(super) fn waiting<'a, K: 'a, T: 'a>(
     slots: &'a BTreeMap<K, Slot<T>>,
     now: Instant,
 ) -> impl Iterator<Item = Instant> + 'a {
-    let has_time = move |accepted: &AcceptedResource<T>| now.duration_since(accepted.since) < WARMING_TIMEOUT;
+    let has_time = move |since: &Instant| now.duration_since(*since) < WARMING_TIMEOUT;
     slots.values().filter_map(move |slot| match (&slot.warming, &slot.active) {
         (Some(accepted), None) => Some(accepted.since),
-        (Some(accepted), Some(_)) if has_time(accepted) => Some(accepted.since),
+        (Some(_), Some(_)) => slot.waits_for_secrets.filter(has_time),
         (None, None) if slot.is_awaited(now) => slot.requested_at,
         _ => slot.removed,
     })

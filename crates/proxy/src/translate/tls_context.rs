@@ -58,7 +58,7 @@ pub(super) fn server(translator: Translator<'_>, proto: &DownstreamTlsContext) -
         }
         spec.client_order = proto.prefer_client_ciphers;
         spec.sessions.lifetime = session_lifetime(proto).at("session_timeout")?;
-        if spec.peer.as_ref().is_some_and(|check| check.accepts_untrusted) {
+        if spec.peer.as_ref().is_some_and(|check| check.accepts_untrusted || check.only_pins) {
             // A session would be refused once the certificate with which it began has expired.
             spec.sessions.lifetime = Duration::ZERO;
         }
@@ -111,6 +111,10 @@ pub(super) fn client(
         }
         if let Some(kept) = kept {
             spec.sessions.kept = spec.sessions.kept.min(kept as usize);
+        }
+        if spec.peer.as_ref().is_some_and(|check| check.only_pins) {
+            // A session would be refused once the certificate with which it began has expired.
+            spec.sessions.kept = 0;
         }
         Ok(spec)
     })?;

@@ -16,6 +16,8 @@ use crate::config::{
 
 /// Number of rules from which an index is smaller work than all rules.
 const MIN_RULES: usize = 8;
+/// Maximum number of lengths of prefixes, each of which costs a lookup. Rules with further lengths are always examined.
+const MAX_LENGTHS: usize = 32;
 
 /// Positions of rules, ascending.
 type Positions = Vec<u32>;
@@ -41,9 +43,9 @@ pub struct RuleIndex {
 #[derive(Debug, Default)]
 struct Blocks(Vec<((bool, u8), Map<u128, Positions>)>);
 
-/// Attributes of a request or connection.
+/// RuleAttributes of a request or connection.
 #[derive(Debug)]
-pub struct Attributes<'a> {
+pub struct RuleAttributes<'a> {
     /// Path without query; `None` for a connection.
     pub path: Option<&'a [u8]>,
     /// Names in the peer's certificate.
@@ -110,6 +112,12 @@ impl RuleIndex {
             Need::Principal(name) => self.principals.entry(name.clone()).or_default(),
             Need::Direct(block) => self.direct.positions(block),
             Need::Remote(block) => self.remote.positions(block),
+            Need::Prefix(prefix)
+                if self.prefixes.len() >= MAX_LENGTHS
+                    && self.prefixes.iter().all(|(length, _)| *length != prefix.len()) =>
+            {
+                &mut self.others
+            }
             Need::Prefix(prefix) => {
                 let of_length = found_or_added(&mut self.prefixes, &prefix.len());
                 of_length.entry(prefix.clone()).or_default()
@@ -127,7 +135,7 @@ impl RuleIndex {
     /// text at a path of dynamic metadata.
     pub fn visit<'a, 'c>(
         &'a self,
-        of: &Attributes<'_>,
+        of: &RuleAttributes<'_>,
         claim: impl Fn(&[Box<str>]) -> Option<&'c str>,
         mut visit: impl FnMut(&'a [u32]),
     ) {

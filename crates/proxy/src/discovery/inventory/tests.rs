@@ -249,7 +249,7 @@ fn no_resource_waits_for_ever() {
 }
 
 /// Returns a cluster with TLS whose trusted roots are a secret that never arrives.
-fn cluster_with_roots(name: &str) -> Received {
+fn cluster_with_roots(name: &str, version: u32) -> Received {
     let roots = SdsSecretConfig { name: "absent".to_owned(), sds_config: ads() };
     let context = UpstreamTlsContext {
         common_tls_context: Some(CommonTlsContext {
@@ -262,7 +262,7 @@ fn cluster_with_roots(name: &str) -> Received {
         name: "envoy.transport_sockets.tls".to_owned(),
         config_type: Some(transport_socket::ConfigType::TypedConfig(any(&context))),
     };
-    let proto = ClusterProto::decode(cluster(name, 1).body).unwrap();
+    let proto = ClusterProto::decode(cluster(name, version).body).unwrap();
     received(name, &ClusterProto { transport_socket: Some(socket), ..proto })
 }
 
@@ -273,10 +273,14 @@ fn a_cluster_that_waits_for_secrets_replaces_one_without_tls_in_the_end() {
     add(&mut inventory, Kind::Cluster, vec![cluster("a", 1)]);
     add(&mut inventory, Kind::Endpoint, vec![endpoints("a", 1)]);
     assert!(inventory.settle(Instant::now()));
-    assert!(add(&mut inventory, Kind::Cluster, vec![cluster_with_roots("a")]).is_empty());
+    assert!(add(&mut inventory, Kind::Cluster, vec![cluster_with_roots("a", 1)]).is_empty());
     assert!(!inventory.settle(Instant::now()));
     assert!(!has_tls(&inventory));
     let deadline = inventory.deadline(Instant::now()).unwrap();
+    // Further versions do not begin the wait again.
+    assert!(add(&mut inventory, Kind::Cluster, vec![cluster_with_roots("a", 2)]).is_empty());
+    assert!(!inventory.settle(deadline - WARMING_TIMEOUT / 2));
+    assert_eq!(inventory.deadline(deadline - WARMING_TIMEOUT / 2), Some(deadline));
     assert!(inventory.settle(deadline));
     assert!(has_tls(&inventory));
     assert_eq!(inventory.deadline(deadline), None);
@@ -291,10 +295,9 @@ fn a_cluster_that_waits_for_endpoints_replaces_none_and_has_no_deadline() {
     let mut proto = ClusterProto::decode(cluster("a", 1).body).unwrap();
     proto.eds_cluster_config = Some(EdsClusterConfig { eds_config: ads(), service_name: "b".to_owned() });
     add(&mut inventory, Kind::Cluster, vec![received("a", &proto)]);
-    let deadline = inventory.deadline(Instant::now()).unwrap();
-    assert!(!inventory.settle(deadline));
+    assert!(!inventory.settle(Instant::now() + WARMING_TIMEOUT));
     assert_eq!(port(&inventory.snapshot(), "a"), 1);
-    assert_eq!(inventory.deadline(deadline), None);
+    assert_eq!(inventory.deadline(Instant::now()), None);
 }
 
 #[test]
