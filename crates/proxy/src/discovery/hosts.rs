@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{
     slot::{AcceptedResource, Slot, WARMING_TIMEOUT},
     uses,
-    warming::Awaited,
+    warming::WarmingNeed,
 };
 use crate::translate::{self, Translator};
 use skysail_http::map::Map;
@@ -204,7 +204,7 @@ impl Hosts {
     /// Promotes virtual hosts whose clusters are in effect.
     pub(super) fn settle(&mut self, now: Instant, is_awaited: impl Fn(&str) -> bool) {
         for (name, slot) in &mut self.slots {
-            let awaits = |host: &VirtualHost| Awaited::new(!uses::of_host(host).any(&is_awaited), true);
+            let awaits = |host: &VirtualHost| WarmingNeed::new(!uses::of_host(host).any(&is_awaited), true);
             if slot.promote(name, now, |accepted| awaits(&accepted.value.value)) {
                 self.merged = None;
             }

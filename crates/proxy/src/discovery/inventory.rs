@@ -28,7 +28,7 @@ use super::{
     references,
     slot::{self, WARMING_TIMEOUT},
     uses,
-    warming::{self, Awaited},
+    warming::{self, WarmingNeed},
 };
 use crate::{
     discovery::secrets::Secrets,
@@ -360,7 +360,7 @@ impl Inventory {
             self.changed |= slot.promote(name, now, |accepted| {
                 let complete = || hosts.get(name).is_some_and(|hosts| hosts.is_warm(now));
                 let waits = uses::of_table(&accepted.value).any(is_awaited);
-                Awaited::new(!waits && (!accepted.value.has_vhds || complete()), true)
+                WarmingNeed::new(!waits && (!accepted.value.has_vhds || complete()), true)
             });
         }
         let routes = &self.routes;

@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 
-use super::warming::Awaited;
+use super::warming::WarmingNeed;
 use crate::translate;
 
 /// Maximum time that a resource waits for secrets, and that one without a version in effect waits for other resources:
@@ -133,22 +133,22 @@ impl<T> Slot<T> {
         &mut self,
         name: &str,
         now: Instant,
-        awaited: impl FnOnce(&AcceptedResource<T>) -> Awaited,
+        awaited: impl FnOnce(&AcceptedResource<T>) -> WarmingNeed,
     ) -> bool {
         let Some(accepted) = &self.warming else { return false };
         let awaited = awaited(accepted);
         let since = match awaited {
-            Awaited::Secrets => Some(*self.waits_for_secrets.get_or_insert(now)),
-            Awaited::Nothing | Awaited::Resources => None,
+            WarmingNeed::Secrets => Some(*self.waits_for_secrets.get_or_insert(now)),
+            WarmingNeed::Nothing | WarmingNeed::Resources => None,
         };
         self.waits_for_secrets = since;
         let is_late = |since| now.duration_since(since) >= WARMING_TIMEOUT;
-        let comes = awaited == Awaited::Nothing
+        let comes = awaited == WarmingNeed::Nothing
             || since.is_some_and(is_late)
             || self.active.is_none() && is_late(accepted.since);
         if comes {
             self.waits_for_secrets = None;
-            if awaited == Awaited::Secrets {
+            if awaited == WarmingNeed::Secrets {
                 tracing::warn!(
                     resource = name,
                     "in effect without its secrets, which have not arrived: TLS fails"
