@@ -84,7 +84,6 @@ fn cluster_rules(installation: &Installation) -> Vec<Value> {
         let verbs = ["get", "create", "patch"];
         rules.push(rule("", &["serviceaccounts", "services"], &verbs));
         rules.push(rule("apps", &["deployments"], &verbs));
-        rules.push(rule("policy", &["poddisruptionbudgets"], &verbs));
         rules.push(rule("gateway.networking.k8s.io", &["gatewayclasses"], &["create"]));
     }
     rules
