@@ -24,8 +24,8 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// Arguments of `skysail check`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The command changes nothing. A new pod is only tried, by a dry run. A check without permission, or without an answer of \
-the API server, is skipped.
+The command changes nothing: the API server only tries to create a pod (dry run). A check for which you lack a \
+permission is skipped.
 
 Examples:
   skysail check --before                # may Skysail be installed here?

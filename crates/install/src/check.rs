@@ -10,6 +10,7 @@ use std::{fmt, future::Future};
 
 use k8s_openapi::{api::discovery::v1::EndpointSlice, serde::de::DeserializeOwned};
 use kube::{Api, api::ListParams};
+use skysail_inject::Settings;
 
 use crate::{
     connection::{Connection, Denied, readable},
@@ -51,7 +52,7 @@ pub struct CheckResult {
     pub subject: &'static str,
     /// Whether it holds.
     pub verdict: Verdict,
-    /// What was found; may be empty.
+    /// Value or problem that the check found; empty if there is none to report.
     pub detail: String,
     /// What to do about it; empty if nothing is to be done.
     pub remedy: String,
@@ -243,6 +244,15 @@ fn kinds(missing: Vec<String>, checks: &mut Checks<'_>) {
     }
     for note in missing {
         checks.add(Category::Kinds, KINDS, Found::warned(note, ""));
+    }
+}
+
+/// Returns the settings by which this revision decides about the injection of a pod.
+fn injection_settings(target: &Target, image: &str) -> Settings {
+    Settings {
+        revision: target.revision.clone(),
+        is_default_revision: target.is_default(),
+        ..Settings::new(image)
     }
 }
 

@@ -9,7 +9,7 @@ use k8s_openapi::api::{
 use kube::{Api, ResourceExt as _, api::ListParams};
 use skysail_inject::{Decision, NamespaceLabels, Settings, decide};
 
-use super::{Category, Checks, Found, list, named};
+use super::{Category, Checks, Found, injection_settings, list, named};
 use crate::{
     connection::{Connection, readable},
     objects::{REVISION, SIDECAR},
@@ -88,11 +88,7 @@ async fn pods(connection: &Connection, target: &Target) -> anyhow::Result<Pods> 
         .into_iter()
         .map(|namespace| (namespace.name_any(), namespace.labels().clone()))
         .collect();
-    let settings = Settings {
-        revision: target.revision.clone(),
-        is_default_revision: target.is_default(),
-        ..Settings::new(image)
-    };
+    let settings = injection_settings(target, image);
     let api: Api<Pod> = Api::all(connection.client());
     let mut pods = Pods::default();
     for pod in list(&api, ListParams::default()).await? {

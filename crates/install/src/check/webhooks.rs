@@ -8,9 +8,9 @@ use k8s_openapi::api::{
 };
 use kube::{Api, ResourceExt as _, api::PostParams};
 use serde_json::json;
-use skysail_inject::{Decision, Settings, decide};
+use skysail_inject::{Decision, decide};
 
-use super::{Category, Checks, Found, certificates};
+use super::{Category, Checks, Found, certificates, injection_settings};
 use crate::{
     connection::{Connection, readable},
     objects::{REVISION, SIDECAR},
@@ -88,11 +88,7 @@ async fn injection(connection: &Connection, target: &Target) -> anyhow::Result<F
         "metadata": { "generateName": "skysail-check-", "labels": { label.0: label.1 } },
         "spec": { "containers": [{ "name": "app", "image": "registry.example/app" }] },
     });
-    let settings = Settings {
-        revision: target.revision.clone(),
-        is_default_revision: target.is_default(),
-        ..Settings::new("")
-    };
+    let settings = injection_settings(target, "");
     let namespaces: Api<Namespace> = Api::all(connection.client());
     let labels = namespaces.get(NAMESPACE).await.map_err(readable)?.labels().clone();
     if let (Decision::Leave(reason), _) = decide(&pod, NAMESPACE, Some(&labels), &settings) {
