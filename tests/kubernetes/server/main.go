@@ -239,6 +239,7 @@ func (of *cluster) until(name, url string) error {
 	for time.Now().Before(end) {
 		select {
 		case server := <-of.ended:
+			of.ended <- server
 			return fmt.Errorf("%s has ended", server)
 		case received := <-of.signals:
 			return fmt.Errorf("%v before %s served", received, name)
